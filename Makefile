@@ -76,7 +76,7 @@ bench-outage: $(INSTALLED) ## Brokers away for ten minutes, restarted one after 
 	$(BIN)/python -m benchmarks.outage
 
 soak: $(INSTALLED) ## 100,000 new histories of each simulated simulation, and 340 SIGKILLs of exactly-once jobs (an hour)
-	$(BIN)/python -m tests.simulation.soak --histories 100000
+	$(BIN)/python -m tests.simulation.soak --schedules 100000
 	$(BIN)/python -m tests.soak.kill_soak --kills 300 --result benchmarks/results/kill-soak.json
 	$(BIN)/python -m tests.soak.kill_soak --engine spark --kills 40 --result benchmarks/results/kill-soak-spark.json
 

@@ -62,7 +62,8 @@ class BuildBesideTheModules(build_ext):
     def build_extension(self, extension: Extension) -> None:
         """A file of C with the digest is compiled along; it is newer than what was built before if the source has changed."""
         name = extension.name.replace(".", "_")
-        digest = hashlib.sha256(source_of(extension.name).read_bytes()).hexdigest()
+        source = source_of(extension.name)
+        digest = hashlib.sha256(source.read_bytes() + source.with_suffix(".pxd").read_bytes()).hexdigest()
         code = f'__attribute__((used)) const char headrace_source_of_{name}[] = "{MARK}{digest}";\n'
         file = Path(self.build_temp, f"source_of_{name}.c")
         if not file.exists() or file.read_text() != code:

@@ -6,9 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Generic
 
 from headrace.enumerator.envelope import Envelope, readable_version
 from headrace.enumerator.errors import StateError
@@ -57,18 +56,12 @@ class CheckpointSerializer(Generic[SplitT]):
         """
         body = CHECKPOINT.open(data, where)
         with CHECKPOINT.reading(where):
-            return self._read(body, where)
-
-    def _read(self, body: Mapping[str, Any], where: str) -> Checkpoint[SplitT]:
-        if body["source"] != self._source:
-            raise StateError(
-                f"{where}: the checkpoint is of a {body['source']!r} source and cannot restore a {self._source!r} source"
-            )
-        split_version = readable_version(body["split_version"], self._splits.version)
-        splits = tuple(
-            SplitState(self._splits.deserialize(split_version, item["split"]), bool(item["finished"]))
-            for item in body["splits"]
-        )
-        if len({state.split.split_id for state in splits}) < len(splits):
-            raise ValueError("it holds a split twice")
-        return Checkpoint(int(body["checkpoint_id"]), splits, bool(body["exhausted"]))
+            if body["source"] != self._source:
+                raise StateError(
+                    f"{where}: the checkpoint is of a {body['source']!r} source and cannot restore a {self._source!r} source"
+                )
+            version, deserialize = readable_version(body["split_version"], self._splits.version), self._splits.deserialize
+            splits = tuple(SplitState(deserialize(version, item["split"]), bool(item["finished"])) for item in body["splits"])
+            if len({state.split.split_id for state in splits}) < len(splits):
+                raise ValueError("it holds a split twice")
+            return Checkpoint(int(body["checkpoint_id"]), splits, bool(body["exhausted"]))

@@ -85,10 +85,15 @@ class Coordinator(Generic[SplitT]):
                 return self._registered(event)
             case ev.ReaderLost():
                 return self._lost(event)
-            case ev.SplitRequested():
-                return self._requested(event)
-            case ev.SplitFinished():
-                return self._finished(event)
+            case ev.SplitRequested(reader):
+                self._expect_registered(reader)
+                self.enumerator.split_requested(reader)
+                self._notified_no_more.discard(reader)  # a new request, which NoMoreSplits may have to answer again
+                return []
+            case ev.SplitFinished(reader, split_id):
+                self._expect_registered(reader)
+                self.enumerator.ledger.finish(split_id, reader)
+                return []
             case ev.CheckpointTriggered():
                 return self._triggered(event)
             case ev.ReaderSnapshotted():
@@ -124,18 +129,6 @@ class Coordinator(Generic[SplitT]):
         if self.phase is CheckpointPhase.COLLECTING:
             # Its answer will not come, or has come but what it delivered is lost: this checkpoint cannot be had.
             return self._give_up(f"reader {event.reader} was lost")
-        return []
-
-    def _requested(self, event: ev.SplitRequested) -> list[Command[SplitT]]:
-        self._expect_registered(event.reader)
-        self.enumerator.split_requested(event.reader)
-        # A new request, which NoMoreSplits may have to answer again.
-        self._notified_no_more.discard(event.reader)
-        return []
-
-    def _finished(self, event: ev.SplitFinished) -> list[Command[SplitT]]:
-        self._expect_registered(event.reader)
-        self.enumerator.ledger.finish(event.split_id, event.reader)
         return []
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
@@ -247,31 +240,18 @@ CHECKPOINT_TRANSITIONS: Transitions[CheckpointPhase] = {
         (phase, event): (phase,)
         for phase in _STARTED
         for event in (
-            ev.SplitsDiscovered,
-            ev.DiscoveryFailed,
-            ev.DiscoveryDue,
-            ev.SplitsGone,
-            ev.SplitRequested,
-            ev.SplitFinished,
+            *(ev.SplitsDiscovered, ev.DiscoveryFailed, ev.DiscoveryDue, ev.SplitsGone, ev.SplitRequested, ev.SplitFinished),
+            *(ev.ReaderRegistered, ev.ReaderLost, ev.CheckpointTriggered, ev.ReaderSnapshotted, ev.CheckpointAborted),
         )
     },
-    (CheckpointPhase.RUNNING, ev.ReaderRegistered): (CheckpointPhase.RUNNING,),
-    (CheckpointPhase.RUNNING, ev.ReaderLost): (CheckpointPhase.RUNNING,),
     # RUNNING: declined, as there is nothing to store yet; PERSISTING: there is no reader to wait for
     (CheckpointPhase.RUNNING, ev.CheckpointTriggered): _STARTED,
-    (CheckpointPhase.RUNNING, ev.ReaderSnapshotted): (CheckpointPhase.RUNNING,),
-    (CheckpointPhase.RUNNING, ev.CheckpointAborted): (CheckpointPhase.RUNNING,),
     # RUNNING: a reader was lost, and so is the checkpoint
     (CheckpointPhase.COLLECTING, ev.ReaderRegistered): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
     (CheckpointPhase.COLLECTING, ev.ReaderLost): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
-    (CheckpointPhase.COLLECTING, ev.CheckpointTriggered): (CheckpointPhase.COLLECTING,),
     (CheckpointPhase.COLLECTING, ev.ReaderSnapshotted): (CheckpointPhase.COLLECTING, CheckpointPhase.PERSISTING),
     # the same phase: of an earlier checkpoint, that was given up
     (CheckpointPhase.COLLECTING, ev.CheckpointAborted): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
-    (CheckpointPhase.PERSISTING, ev.ReaderRegistered): (CheckpointPhase.PERSISTING,),
-    (CheckpointPhase.PERSISTING, ev.ReaderLost): (CheckpointPhase.PERSISTING,),
-    (CheckpointPhase.PERSISTING, ev.CheckpointTriggered): (CheckpointPhase.PERSISTING,),
-    (CheckpointPhase.PERSISTING, ev.ReaderSnapshotted): (CheckpointPhase.PERSISTING,),
     (CheckpointPhase.PERSISTING, ev.CheckpointCompleted): (CheckpointPhase.RUNNING,),
     (CheckpointPhase.PERSISTING, ev.CheckpointAborted): (CheckpointPhase.PERSISTING, CheckpointPhase.RUNNING),
 }

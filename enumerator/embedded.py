@@ -159,19 +159,20 @@ class EmbeddedRun(Generic[SplitT]):
         Positions that cannot be published for now are a warning: the next checkpoint publishes later ones. Raises what refuses
         them for good; the checkpoint is completed all the same.
         """
-        if self._persisting is None:
-            raise UsageError("no checkpoint is under way: call checkpoint() first")
-        completed, self._persisting = self._persisting, None
+        completed, self._persisting = self._under_way(), None
         for slot in self._slots.values():
             slot.progress.checkpoint_completed(slot.reported)
         self._send(ev.CheckpointCompleted(completed.checkpoint_id))
 
     def checkpoint_aborted(self) -> None:
         """The bytes of the last `checkpoint` were not stored."""
+        self._send(ev.CheckpointAborted(self._under_way().checkpoint_id))
+        self._persisting = None
+
+    def _under_way(self) -> Checkpoint[SplitT]:
         if self._persisting is None:
             raise UsageError("no checkpoint is under way: call checkpoint() first")
-        self._send(ev.CheckpointAborted(self._persisting.checkpoint_id))
-        self._persisting = None
+        return self._persisting
 
     def lose_reader(self, reader: int) -> None:
         """Close one reader; its splits continue elsewhere from the last completed checkpoint."""
@@ -273,14 +274,11 @@ class EmbeddedRun(Generic[SplitT]):
         while self._commands:
             try:
                 answer = self._carry_out(self._commands[0])
-            except Exception as error:
-                if isinstance(error, MemoryError):
-                    self._readers_are_behind = True
-                else:
+            except BaseException as error:
+                if isinstance(error, Exception) and not isinstance(error, MemoryError):
                     self._commands.clear()
-                raise
-            except BaseException:
-                self._readers_are_behind = True
+                else:
+                    self._readers_are_behind = True
                 raise
             self._is_deciding = True
             self._commands.popleft()

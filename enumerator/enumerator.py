@@ -16,19 +16,10 @@ from enum import Enum, auto
 from itertools import islice
 from typing import Generic
 
+from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import ProtocolViolationError, UsageError, is_retriable
-from headrace.enumerator.events import (
-    Assign,
-    Command,
-    DiscoverInitial,
-    DiscoverLater,
-    Fail,
-    ProveGone,
-    ReportDiscoveryFailure,
-    ReportMissing,
-    ScheduleDiscovery,
-)
+from headrace.enumerator.events import Assign, Command
 from headrace.enumerator.ledger import Ledger
 from headrace.enumerator.pauses import DiscoveryPauses
 from headrace.enumerator.source import DiscoveryResult
@@ -114,12 +105,11 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         if findings.inconclusive is not None:
             commands += _again(findings.inconclusive, self._pauses.after_inconclusive())
         elif (pause_s := self._pauses.after_success()) is not None and not findings.complete:
-            commands.append(ScheduleDiscovery(pause_s))
-        missing = self.ledger.mark_missing(findings.missing)
-        if missing:
-            commands.append(ReportMissing(tuple(missing)))
+            commands.append(ev.ScheduleDiscovery(pause_s))
+        if missing := self.ledger.mark_missing(findings.missing):
+            commands.append(ev.ReportMissing(tuple(missing)))
         if unresolved := self.ledger.missing():
-            commands.append(ProveGone(tuple(unresolved)))
+            commands.append(ev.ProveGone(tuple(unresolved)))
         return commands
 
     def discovery_failed(self, error: Exception) -> list[Command[SplitT]]:
@@ -128,19 +118,17 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         An error that is not ends the job. A caller that continues all the same looks again when it is time.
         """
         if self._discovery is not Discovery.DISCOVERING:
-            return [Fail(error)]
+            return [ev.Fail(error)]
         self._move(Trigger.FAILURE)
         if not is_retriable(error):
-            return [ScheduleDiscovery(self._pauses.after_failure()), Fail(error)]
+            return [ev.ScheduleDiscovery(self._pauses.after_failure()), ev.Fail(error)]
         return _again(error, self._pauses.after_failure())
 
-    @abstractmethod
     def reader_registered(self, reader: int) -> None:
-        """A reader has started, without splits."""
+        """A reader has started, without splits. Default: nothing to do."""
 
-    @abstractmethod
     def split_requested(self, reader: int) -> None:
-        """A reader asks for a split."""
+        """A reader asks for a split. Default: nothing to do, as it is given all that is its own unasked."""
 
     @abstractmethod
     def assignments(self, readers: Sequence[int]) -> list[Assign[SplitT]]:
@@ -157,17 +145,13 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         self._discovery = state
 
     def _discover(self) -> list[Command[SplitT]]:
-        match self._discovery:
-            case Discovery.INITIALISING:
-                return [DiscoverInitial()]
-            case Discovery.DISCOVERING:
-                return [DiscoverLater(self.ledger.known())]
-            case _:
-                return []
+        if self._discovery is Discovery.INITIALISING:
+            return [ev.DiscoverInitial()]
+        return [ev.DiscoverLater(self.ledger.known())] if self._discovery is Discovery.DISCOVERING else []
 
 
 def _again(error: Exception, pause_s: float) -> list[Command[SplitT]]:
-    return [ReportDiscoveryFailure(error), ScheduleDiscovery(pause_s)]
+    return [ev.ReportDiscoveryFailure(error), ev.ScheduleDiscovery(pause_s)]
 
 
 class EagerEnumerator(SplitEnumerator[SplitT]):
@@ -180,12 +164,6 @@ class EagerEnumerator(SplitEnumerator[SplitT]):
         super().__init__(ledger, discovery, parallelism, discovery_interval_s)
         self._planned: list[dict[str, None]] = [{} for _ in range(parallelism)]
 
-    def reader_registered(self, reader: int) -> None:
-        """Nothing to do: assignment is by slot."""
-
-    def split_requested(self, reader: int) -> None:
-        """Nothing to do: the reader already has all that is its own."""
-
     def reader_lost(self, reader: int) -> None:
         """Put back what the reader held, to be planned again."""
         super().reader_lost(reader)
@@ -196,8 +174,7 @@ class EagerEnumerator(SplitEnumerator[SplitT]):
         self._plan()
         assigns: list[Assign[SplitT]] = []
         for reader in readers:
-            planned = self._planned[reader]
-            if planned:
+            if planned := self._planned[reader]:
                 splits = tuple(self.ledger.assign(split_id, reader) for split_id in planned)
                 planned.clear()
                 assigns.append(Assign(reader, splits))

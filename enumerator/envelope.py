@@ -19,19 +19,15 @@ from typing import Any
 from headrace.enumerator.errors import StateError
 
 _OTHER_PLACE = "Check that this is the place that was meant"
-_COPY = "Put back a copy that is not damaged"
+_OTHER_PLACE_OR_DAMAGED = f"{_OTHER_PLACE}, or put back a copy that is not damaged"
 
 
-class _NewerVersionError(ValueError):
-    """A version that this headrace does not know."""
+class _OtherContentError(ValueError):
+    """It may not be damaged, but is not what was to be read."""
 
-
-class _OtherFormatError(ValueError):
-    """The envelope of another format."""
-
-
-class _NoEnvelopeError(ValueError):
-    """No envelope at all, or so damaged that there is none."""
+    def __init__(self, problem: str, what_to_do: str) -> None:
+        super().__init__(problem)
+        self.what_to_do = what_to_do
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +54,24 @@ class Envelope:
         """Around whatever takes a body apart: makes a StateError, naming `where`, of what that raises for damaged values."""
         try:
             yield
-        except _NewerVersionError as error:
-            raise self._refused(where, error, "Continue with the headrace that wrote it, or with a newer one") from error
-        except _OtherFormatError as error:
-            raise self._refused(where, error, _OTHER_PLACE) from error
-        except _NoEnvelopeError as error:
-            raise self._refused(where, error, f"{_OTHER_PLACE}, or put back a copy that is not damaged") from error
+        except _OtherContentError as error:
+            raise StateError(f"{where}: the {self.noun} cannot be read: {error}. {error.what_to_do}") from error
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-            raise self._refused(where, f"it is damaged ({type(error).__name__}: {error})", _COPY) from error
+            raise StateError(
+                f"{where}: the {self.noun} cannot be read: it is damaged ({type(error).__name__}: {error}). Put back a copy "
+                "that is not damaged"
+            ) from error
 
     def _opened(self, data: bytes | str) -> Mapping[str, Any]:
         try:
             envelope = json.loads(data)
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are both ValueErrors
-            raise _NoEnvelopeError(f"it is not JSON ({error})") from error
+            raise _OtherContentError(f"it is not JSON ({error})", _OTHER_PLACE_OR_DAMAGED) from error
         if not isinstance(envelope, dict) or "format" not in envelope:
-            raise _NoEnvelopeError(f"headrace did not write it: it is a JSON {type(envelope).__name__} without a format")
+            problem = f"headrace did not write it: it is a JSON {type(envelope).__name__} without a format"
+            raise _OtherContentError(problem, _OTHER_PLACE_OR_DAMAGED)
         if envelope["format"] != self.name:
-            raise _OtherFormatError(f"its format is {envelope['format']!r}, not {self.name!r}")
+            raise _OtherContentError(f"its format is {envelope['format']!r}, not {self.name!r}", _OTHER_PLACE)
         readable_version(envelope["version"], self.version)
         body: Mapping[str, Any] = envelope["body"]
         if not isinstance(body, dict):
@@ -84,21 +80,20 @@ class Envelope:
             raise ValueError("its checksum does not match")
         return body
 
-    def _refused(self, where: str, problem: object, what_to_do: str) -> StateError:
-        return StateError(f"{where}: the {self.noun} cannot be read: {problem}. {what_to_do}")
-
 
 def readable_version(version: object, newest: int) -> int:
     """A stored version that is read. Raises ValueError for others; `Envelope.reading` says what to do about a newer one."""
     if type(version) is not int or version < 1:
         raise ValueError(f"version {version!r}")
     if version > newest:
-        raise _NewerVersionError(f"a newer headrace wrote it: version {version}, and this one reads up to {newest}")
+        raise _OtherContentError(
+            f"a newer headrace wrote it: version {version}, and this one reads up to {newest}",
+            "Continue with the headrace that wrote it, or with a newer one",
+        )
     return version
 
 
 def compact(value: object) -> str:
-    """As JSON in ASCII, without spaces."""
     return json.dumps(value, separators=(",", ":"))
 
 

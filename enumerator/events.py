@@ -108,10 +108,12 @@ class CheckpointAborted:
     checkpoint_id: int
 
 
+SourceAnswer = SplitsDiscovered[SplitT] | DiscoveryFailed | SplitsGone
+"""An event that a call of the source results in."""
+
 Event = (
     Started
-    | SplitsDiscovered[SplitT]
-    | DiscoveryFailed
+    | SourceAnswer[SplitT]
     | DiscoveryDue
     | ReaderRegistered
     | ReaderLost
@@ -119,7 +121,6 @@ Event = (
     | SplitFinished
     | CheckpointTriggered
     | ReaderSnapshotted[SplitT]
-    | SplitsGone
     | CheckpointCompleted
     | CheckpointAborted
 )
@@ -224,9 +225,18 @@ class Fail:
     error: Exception
 
 
-Command = (
+SourceCommand = (
     DiscoverInitial
     | DiscoverLater[SplitT]
+    | PublishPositions[SplitT]
+    | ReportMissing[SplitT]
+    | ProveGone[SplitT]
+    | ReportDiscoveryFailure
+)
+"""A command that is carried out by calling the source."""
+
+Command = (
+    SourceCommand[SplitT]
     | ScheduleDiscovery
     | Assign[SplitT]
     | NoMoreSplits
@@ -234,9 +244,5 @@ Command = (
     | SnapshotReader
     | PersistCheckpoint[SplitT]
     | DeclineCheckpoint
-    | PublishPositions[SplitT]
-    | ReportMissing[SplitT]
-    | ProveGone[SplitT]
-    | ReportDiscoveryFailure
     | Fail
 )

@@ -21,16 +21,12 @@ class DiscoveryPauses:
     def __init__(self, interval_s: float | None = None) -> None:
         """`interval_s`: the pause after a round that found all there is; None if such a round is the last."""
         self._interval_s = interval_s
-        self._retry_s: float | None = None
-
-    @property
-    def retry_s(self) -> float | None:
+        self.retry_s: float | None = None
         """The pause after the last round if that was unsuccessful, whatever the interval; None if it was not."""
-        return self._retry_s
 
     def after_success(self) -> float | None:
         """After a round that found all there is; None if no other is due."""
-        self._retry_s = None
+        self.retry_s = None
         return self._interval_s
 
     def after_inconclusive(self) -> float:
@@ -44,6 +40,5 @@ class DiscoveryPauses:
         return self._interval_s or retry_s
 
     def _longer(self) -> float:
-        last_s = self._retry_s
-        self._retry_s = DISCOVERY_RETRY_S if last_s is None else min(2 * last_s, DISCOVERY_RETRY_MAX_S)
-        return self._retry_s
+        self.retry_s = DISCOVERY_RETRY_S if self.retry_s is None else min(2 * self.retry_s, DISCOVERY_RETRY_MAX_S)
+        return self.retry_s

@@ -42,15 +42,13 @@ class ResumedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
         self._discovery.close()
 
 
-class ResumedLogDiscovery(SplitDiscovery[OffsetSplitT], Generic[OffsetSplitT]):
+class ResumedLogDiscovery(ResumedDiscovery[OffsetSplitT]):
     """The same of a log. Where reading ends is for the source to say, and not for the checkpoint, whose job had its own end.
 
     Without a stop each split continues from its position, also one that was read to its stop; with one, up to what that is now.
     """
 
-    def __init__(self, source: LogSource[OffsetSplitT], checkpoint: Checkpoint[OffsetSplitT]) -> None:
-        self._source, self._checkpoint = source, checkpoint
-        self._discovery = source.create_discovery()
+    _source: LogSource[OffsetSplitT]
 
     def initial(self) -> DiscoveryResult[OffsetSplitT]:
         """Raises what discovery raises, but of the source's start, which is not looked at."""
@@ -65,12 +63,6 @@ class ResumedLogDiscovery(SplitDiscovery[OffsetSplitT], Generic[OffsetSplitT]):
         # one that is missing has nothing to read, and is reported
         added = [split.between(at := split.next_offset, max(at, stops.get(split.split_id, at))) for split in started.values()]
         return DiscoveryResult(added, found.missing, complete=True)
-
-    def later(self, known: Mapping[str, OffsetSplitT]) -> DiscoveryResult[OffsetSplitT]:
-        return self._discovery.later(known)
-
-    def close(self) -> None:
-        self._discovery.close()
 
 
 def resumed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:

@@ -16,19 +16,6 @@ from headrace.enumerator.split import SplitT
 
 log: logging.Logger = logging.getLogger(__name__)
 
-SourceCommand = (
-    ev.DiscoverInitial
-    | ev.DiscoverLater[SplitT]
-    | ev.PublishPositions[SplitT]
-    | ev.ReportMissing[SplitT]
-    | ev.ProveGone[SplitT]
-    | ev.ReportDiscoveryFailure
-)
-"""A command that is carried out by calling the source."""
-
-SourceAnswer = ev.SplitsDiscovered[SplitT] | ev.DiscoveryFailed | ev.SplitsGone
-"""An event that a call of the source results in."""
-
 
 class FailureLog:
     """Decides what to log of something that is tried again and again: its first failure, and that it works again.
@@ -37,27 +24,20 @@ class FailureLog:
     """
 
     def __init__(self) -> None:
-        """Nothing has failed."""
-        self._is_failing = False
-
-    @property
-    def is_failing(self) -> bool:
-        return self._is_failing
+        self.is_failing = False
 
     def failed(self) -> bool:
         """A try has failed. True if that is to be logged: it is the first failure in a row."""
-        is_first = not self._is_failing
-        self._is_failing = True
+        is_first, self.is_failing = not self.is_failing, True
         return is_first
 
     def worked(self) -> bool:
         """A try has worked. True if that is to be logged: the previous one failed."""
-        ends_failure = self._is_failing
-        self._is_failing = False
+        ends_failure, self.is_failing = self.is_failing, False
         return ends_failure
 
 
-def can_pass(error: Exception) -> bool:
+def can_pass(error: BaseException) -> bool:
     return is_retriable(error) or isinstance(error, DeadlineExceededError)
 
 
@@ -73,7 +53,6 @@ class PositionPublisher(Generic[SplitT]):
 
     @property
     def has_unpublished(self) -> bool:
-        """Whether the last positions were not published, or not yet."""
         return bool(self._unpublished)
 
     def publish_again(self) -> bool:
@@ -107,9 +86,9 @@ class SourceDriver(Generic[SplitT]):
         self._source = source
         self._discovery = discovery
         self._discovery_failures = discovery_failures or FailureLog()
-        self._publisher = PositionPublisher(source, FailureLog())
+        self.publisher = PositionPublisher(source, FailureLog())
 
-    def perform(self, command: SourceCommand[SplitT]) -> SourceAnswer[SplitT] | None:
+    def perform(self, command: ev.SourceCommand[SplitT]) -> ev.SourceAnswer[SplitT] | None:
         """Carry out one command. Returns the event that answers it, if any.
 
         Raises what the source raises of missing splits, and of positions that it refuses for good.
@@ -127,17 +106,8 @@ class SourceDriver(Generic[SplitT]):
             case ev.ProveGone(splits):
                 return ev.SplitsGone(gone) if (gone := self.confirm_gone(splits)) else None
             case ev.PublishPositions(splits):
-                self._publisher.publish(splits)
+                self.publisher.publish(splits)
         return None
-
-    @property
-    def has_unpublished(self) -> bool:
-        """Whether the last positions to publish were not published, or not yet."""
-        return self._publisher.has_unpublished
-
-    def publish_again(self) -> bool:
-        """Another try for these, if any. False if that has failed for now. Raises what is not tolerated."""
-        return self._publisher.publish_again()
 
     def confirm_gone(self, splits: Sequence[SplitT]) -> frozenset[str]:
         """Ids of those of these missing splits that can never come back."""

@@ -24,24 +24,8 @@ from headrace.connectors.formats.registry.schemas import RegisteredSchema, Schem
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat
 
 __all__ = [
-    "FORMAT_NAMES",
-    "AvroFormat",
-    "BadValue",
-    "BytesFormat",
-    "DecodedValues",
-    "JsonFormat",
-    "JsonSchemaFormat",
-    "ProtobufFormat",
-    "RegisteredAvroFormat",
-    "RegisteredJsonFormat",
-    "RegisteredProtobufFormat",
-    "RegisteredSchema",
-    "SchemaReference",
-    "SchemaRegistry",
-    "StringFormat",
-    "SubjectStrategy",
-    "ValueFormat",
-    "create_format",
-    "debezium_changes",
-    "subject_name",
-]
+    "FORMAT_NAMES", "AvroFormat", "BadValue", "BytesFormat", "DecodedValues", "JsonFormat", "JsonSchemaFormat",
+    "ProtobufFormat", "RegisteredAvroFormat", "RegisteredJsonFormat", "RegisteredProtobufFormat", "RegisteredSchema",
+    "SchemaReference", "SchemaRegistry", "StringFormat", "SubjectStrategy", "ValueFormat", "create_format",
+    "debezium_changes", "subject_name",
+]  # fmt: skip

@@ -15,18 +15,6 @@ from headrace.connectors.kafka.write.at_least_once import AtLeastOnceKafkaSink
 from headrace.connectors.kafka.write.sink import KafkaSink
 
 __all__ = [
-    "At",
-    "AtLeastOnceKafkaSink",
-    "Committed",
-    "DeadLetters",
-    "Earliest",
-    "KafkaBatches",
-    "KafkaLease",
-    "KafkaSink",
-    "KafkaSource",
-    "KafkaSplit",
-    "Latest",
-    "Position",
-    "SaslConfig",
-    "Timestamp",
-]
+    "At", "AtLeastOnceKafkaSink", "Committed", "DeadLetters", "Earliest", "KafkaBatches", "KafkaLease", "KafkaSink",
+    "KafkaSource", "KafkaSplit", "Latest", "Position", "SaslConfig", "Timestamp",
+]  # fmt: skip

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from headrace.enumerator.errors import DeadlineExceededError, UsageError, is_retriable
+from headrace.enumerator.errors import UsageError
+from headrace.enumerator.source_driver import can_pass
 from headrace.runners.pipeline import PipelineSpec
 
 
@@ -93,7 +94,7 @@ class PipelineFile:
         try:
             return load_file(self.path, f"__headrace_{stem}__" if taken else stem)
         except (Exception, SystemExit) as error:
-            if is_retriable(error) or isinstance(error, DeadlineExceededError):
+            if can_pass(error):
                 raise  # an outage (of a schema registry): another try may do better, which no mistake of the file would
             frame = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{frame.filename}:{frame.lineno}"

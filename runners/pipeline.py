@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self, TypeAlias
 
 import pyarrow as pa
@@ -37,7 +38,6 @@ class PipelineSpec:
     transform: Transform | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be a part."""
         source: object = self.source
         if not isinstance(source, Source):
             raise UsageError(f"a pipeline's source must be a headrace Source, not {type(source).__name__}")
@@ -76,7 +76,7 @@ class PipelineSpec:
         outputs = self.outputs
         if output not in outputs.names:
             raise UsageError(f"there is no output {output!r}; {_known(outputs)}")
-        return replace(self, sink=outputs.sinks[output], transform=_Only(self, output))
+        return replace(self, sink=outputs.sinks[output], transform=partial(_of_one, self, output))
 
     def routed(self, batch: pa.RecordBatch) -> Iterator[Tagged]:
         """What the transform makes of a batch, by output; `DEFAULT_OUTPUT` where the pipeline has one sink.
@@ -100,12 +100,5 @@ def _known(outputs: Outputs) -> str:
     return "it has one sink, which has no name" if outputs.is_sole else known_outputs(outputs.names)
 
 
-@dataclass(frozen=True)
-class _Only:
-    """The transform of one output."""
-
-    pipeline: PipelineSpec
-    output: str
-
-    def __call__(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        return (rows for name, rows in self.pipeline.routed(batch) if name == self.output)
+def _of_one(pipeline: PipelineSpec, output: str, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    return (rows for name, rows in pipeline.routed(batch) if name == output)

@@ -37,7 +37,6 @@ class FixedDelay:
     delay_s: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
         _at_least("attempts", self.attempts, 1)
         _at_least("delay", self.delay_s, 0)
 
@@ -51,7 +50,6 @@ class FailureRate:
     delay_s: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
         _at_least("max-failures-per-interval", self.max_failures_per_interval, 1)
         _above("failure-rate-interval", self.failure_rate_interval_s, 0)
         _at_least("delay", self.delay_s, 0)
@@ -74,7 +72,6 @@ class ExponentialDelay:
     attempts_before_reset_backoff: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
         _above("initial-backoff", self.initial_backoff_s, 0)
         _at_least("max-backoff", self.max_backoff_s, self.initial_backoff_s)
         _above("backoff-multiplier", self.backoff_multiplier, 1)
@@ -120,7 +117,6 @@ class Restarts:
     """The failures of one job so far, under one strategy. Is alive as long as the job's supervisor; not thread-safe."""
 
     def __init__(self, strategy: RestartStrategy) -> None:
-        """Nothing has failed yet."""
         self._strategy = strategy
         self._attempts = 0
         self._unclassified = 0
@@ -216,7 +212,8 @@ def restart_strategy(settings: Mapping[str, str]) -> RestartStrategy:
     for setting, text in rest.items():
         if setting not in known:
             raise UsageError(f"{setting!r} is not a setting of the strategy {name}, which has: {', '.join(known) or 'none'}")
-        values[known[setting]] = _parser_of(known[setting])(setting, text)
+        argument = known[setting]
+        values[argument] = (duration_s if argument.endswith("_s") else _PARSERS[argument])(setting, text)
     return kind(**values)  # type: ignore[arg-type]  # each parser gives its field's type
 
 
@@ -236,10 +233,6 @@ def _whole(setting: str, text: str) -> int:
     return int(text)
 
 
-def _whole_or_infinite(setting: str, text: str) -> int | None:
-    return None if text == "infinite" else _whole(setting, text)
-
-
 def _decimal(setting: str, text: str) -> float:
     if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text):
         raise UsageError(f"{setting} must be a number, not {text!r}")
@@ -249,14 +242,10 @@ def _decimal(setting: str, text: str) -> float:
 _PARSERS: Mapping[str, Callable[[str, str], float | int | None]] = {
     "attempts": _whole,
     "max_failures_per_interval": _whole,
-    "attempts_before_reset_backoff": _whole_or_infinite,
+    "attempts_before_reset_backoff": lambda setting, text: None if text == "infinite" else _whole(setting, text),
     "backoff_multiplier": _decimal,
     "jitter_factor": _decimal,
 }
-
-
-def _parser_of(field: str) -> Callable[[str, str], float | int | None]:
-    return duration_s if field.endswith("_s") else _PARSERS[field]
 
 
 def _at_least(name: str, value: float, least: float) -> None:

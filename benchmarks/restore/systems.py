@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.flink_systems import CONNECTOR, flink_home, flink_python
 from benchmarks.jars import jvm_connector_jars
 from benchmarks.restore.scenarios import GROW, Phase, Scenario, before_the_list, scenario
-from headrace.runners.spark_processes.spark_archive import archive_at_hand
+from headrace.runners.spark_processes.spark_archive import archive_of_spark
 from headrace.testing.servers.flink.programs import FLINK
 from headrace.testing.servers.jars import installed
 
@@ -108,7 +108,7 @@ class System:
 def _spark(connector: str, *, survives: bool = False, warm: bool = False) -> Callable[[], Mapping[str, Any]]:
     def more() -> Mapping[str, Any]:
         if warm:
-            archive_at_hand()
+            archive_of_spark().at_hand()
         jars = jvm_connector_jars() if connector == "kafka" else []
         return {"connector": connector, "survives": survives, "warm": warm, "jars": jars}
 

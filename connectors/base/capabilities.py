@@ -220,7 +220,6 @@ def rows_name_targets(sink: TwoPhaseSink[Any]) -> bool:
 
 
 def records_all_epochs(sink: TwoPhaseSink[Any]) -> bool:
-    """See `EpochRecord`."""
     return isinstance(sink, EpochRecord) and sink.records_all_epochs
 
 

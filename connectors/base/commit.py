@@ -40,9 +40,7 @@ class SupersededError(FencedError):
 
 
 class StaleEpochError(StateError):
-    """The checkpoint is older than what the sink has committed: an epoch below the last recorded one is to be written, or the
-    same one, made from other input.
-    """
+    """The checkpoint is older than what is committed: its epoch is below the last recorded one, or has other input than it."""
 
 
 # --- events: requests, and answers to commands ------------------------------------------------------------------------
@@ -310,8 +308,7 @@ class CommitCore(Generic[HandleT]):
         # nothing.
         if event.epoch > self._recorded_epoch:
             self.commits = CommitList(event.epoch, (), completed=True, content=event.content, claim=self._claim)
-        self.phase = CommitPhase.CONFIRMING
-        return self._recording()
+        return self._record(CommitPhase.CONFIRMING)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -323,15 +320,14 @@ class CommitCore(Generic[HandleT]):
         assert self.driver_id is not None, "a driver without a driver id claims nothing"
         if self._claim is not None and self._claim.is_of(self.driver_id):
             return self._recover()
-        self.phase = CommitPhase.CLAIMING
         claim = JobClaim(1 if self._claim is None else self._claim.number + 1, self.driver_id)
         self.commits = replace(self.commits or CommitList(None, (), completed=True), claim=claim)
-        return self._recording()
+        return self._record(CommitPhase.CLAIMING)
 
     def _checked(self) -> list[CommitCommand[HandleT]]:
         assert self._asked is not None
         self.commits = CommitList(self._asked.epoch, self._asked.handles, content=self._asked.content, claim=self._claim)
-        return self._record()
+        return self._record(CommitPhase.RECORDING)
 
     def _recorded(self) -> list[CommitCommand[HandleT]]:
         match self.phase:
@@ -360,16 +356,15 @@ class CommitCore(Generic[HandleT]):
     def _copied(self, event: Copied[HandleT]) -> list[CommitCommand[HandleT]]:
         assert self.commits is not None
         self.commits = replace(self.commits, handles=event.handles)  # the others are committed
-        return self._record()
+        return self._record(CommitPhase.RECORDING)
 
     def _cleaned_up(self) -> list[CommitCommand[HandleT]]:
         if self.phase is CommitPhase.CLEARING:
             return self._end_all()
         if self.commits is None or self.commits.completed:
             return self._take_up()
-        self.phase = CommitPhase.COMPLETING
         self.commits = CommitList(self.commits.epoch, (), completed=True, content=self.commits.content, claim=self._claim)
-        return self._recording()
+        return self._record(CommitPhase.COMPLETING)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -393,28 +388,23 @@ class CommitCore(Generic[HandleT]):
         if asked.handles:
             self.phase = CommitPhase.CHECKING
             return [Check(asked.handles)]
-        self.phase = CommitPhase.COMPLETING
         self.commits = CommitList(asked.epoch, (), completed=True, content=asked.content, claim=self._claim)
-        return self._recording()
+        return self._record(CommitPhase.COMPLETING)
 
     def _release(self) -> list[CommitCommand[HandleT]]:
         if self.commits is None or self._claim is None:
             return self._be_ready()
-        self.phase = CommitPhase.RELEASING
         self.commits = replace(self.commits, claim=replace(self._claim, driver_id=None))
-        return self._recording()
+        return self._record(CommitPhase.RELEASING)
 
     def _be_ready(self) -> list[CommitCommand[HandleT]]:
         self._asked = self._driver = None
         self.phase = CommitPhase.READY
         return []
 
-    def _record(self) -> list[CommitCommand[HandleT]]:
-        self.phase = CommitPhase.RECORDING
-        return self._recording()
-
-    def _recording(self) -> list[CommitCommand[HandleT]]:
+    def _record(self, phase: CommitPhase) -> list[CommitCommand[HandleT]]:
         assert self.commits is not None
+        self.phase = phase
         return [Record(self.commits)]
 
     def _end_all(self) -> list[CommitCommand[HandleT]]:

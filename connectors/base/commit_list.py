@@ -12,9 +12,7 @@ _COMMIT_LIST = Envelope("headrace-commit-list", "list of transactions")
 
 
 class CommitListSerializer(Generic[HandleT]):
-    """An epoch's committables as bytes (`headrace.enumerator.envelope`), version 1: the fields of `CommitList`, and the version
-    of the handles.
-    """
+    """A `CommitList` as bytes (`headrace.enumerator.envelope`), version 1: its fields, and the version of the handles."""
 
     def __init__(self, handles: HandleSerializer[HandleT]) -> None:
         """`handles` is the sink's."""

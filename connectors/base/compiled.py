@@ -23,7 +23,7 @@ def not_compiled(what: str, folder: str) -> str:
 def check_compiled(source: Path) -> None:
     """Raise ImportError if the module alongside this source was compiled from another one, as after an edit or a pull.
 
-    Python would import the compiled one without a word.
+    Python would import the compiled one without a word. The source's C types, in a .pxd, are a part of it.
     """
     compiled = next((file for suffix in EXTENSION_SUFFIXES if (file := source.with_suffix(suffix)).exists()), None)
     if compiled is None or not source.exists():
@@ -32,7 +32,9 @@ def check_compiled(source: Path) -> None:
     if digest is None:  # by an older setup.py, or by hand
         is_its_own = compiled.stat().st_mtime >= source.stat().st_mtime
     else:
-        is_its_own = digest == hashlib.sha256(source.read_bytes()).hexdigest().encode()
+        types = source.with_suffix(".pxd")
+        content = source.read_bytes() + (types.read_bytes() if types.exists() else b"")
+        is_its_own = digest == hashlib.sha256(content).hexdigest().encode()
     if not is_its_own:
         raise ImportError(
             f"{compiled} was compiled from another {source.name} than the one alongside it: run `pip install -e .` in the "

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
-from headrace.connectors.base.sink import CommitList, Committer, HandleSerializer, Outcome, RecordedEpoch, TwoPhaseSink
+from headrace.connectors.base.sink import Committer, HandleSerializer, RecordedEpoch, TwoPhaseSink
 
 
 class _Nothing(HandleSerializer[Any]):
@@ -19,29 +19,14 @@ class _Nothing(HandleSerializer[Any]):
 
 
 class _NothingToCommit(Committer[Any]):
-    def fence(self) -> None:
-        return None
-
-    def check(self, handles: Sequence[Any]) -> None:
+    def _nothing(self, *_: object, **__: object) -> None:
         pass
 
-    def record(self, commits: CommitList[Any]) -> None:
-        pass
-
-    def end(self, handle: Any) -> Outcome:  # noqa: ANN401 - there is none
+    def _no_handle(self, *_: object, **__: object) -> NoReturn:
         raise NotImplementedError
 
-    def copy(self, handles: Sequence[Any]) -> Any:  # noqa: ANN401 - there is none
-        raise NotImplementedError
-
-    def clean_up(self, keep: Collection[Any]) -> None:
-        pass
-
-    def forget(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    fence = check = record = clean_up = forget = close = _nothing
+    end = copy = _no_handle
 
 
 class ImmediateSink(TwoPhaseSink[Any]):

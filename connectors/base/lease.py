@@ -18,9 +18,7 @@ _HEARTBEAT = Envelope("headrace-lease", "lease")
 
 
 class HeartbeatState(StrEnum):
-    """What its writer does. `LEADING`: it runs the job. `LEFT`: it was stopped, or the job cannot run on its host. `OVER`: the
-    job has ended, for all.
-    """
+    """Its writer runs the job (LEADING), was stopped or cannot run it (LEFT), or has seen its end, which is for all (OVER)."""
 
     LEADING = "leading"
     LEFT = "left"

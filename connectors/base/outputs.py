@@ -49,7 +49,6 @@ class OutputHandleSerializer(HandleSerializer[OutputHandle]):
         return tuple(sorted(self._serializers))
 
     def serialize(self, handle: OutputHandle) -> dict[str, Any]:
-        """The handle in the newest version of its sink."""
         serializer = self._serializers[handle.output]
         return {"output": handle.output, "version": serializer.version, "handle": serializer.serialize(handle.handle)}
 

@@ -163,19 +163,15 @@ class BundleDiscovery(SplitDiscovery[BundleSplit]):
     def initial(self) -> DiscoveryResult[BundleSplit]:
         source, size = self._source.source, self._source.bundle_bytes
         bundles = source.split(Read.get_desired_chunk_size(source.estimate_size()) if size is None else size)
-        pickled = (pickler.dumps((bundle.source, bundle.start_position, bundle.stop_position)) for bundle in bundles)
-        return DiscoveryResult(
-            [BundleSplit(_split_id(number, data), data) for number, data in enumerate(pickled)], complete=True
-        )
+        splits = []
+        for number, bundle in enumerate(bundles):
+            data = pickler.dumps((bundle.source, bundle.start_position, bundle.stop_position))
+            # By its content too, so that no other run's bundle is taken for it.
+            splits.append(BundleSplit(f"{number}-{hashlib.sha256(data).hexdigest()[:12]}", data))
+        return DiscoveryResult(splits, complete=True)
 
     def later(self, known: Mapping[str, BundleSplit]) -> DiscoveryResult[BundleSplit]:
-        """None, ever."""
         return DiscoveryResult([], complete=True)
-
-
-def _split_id(number: int, bundle: bytes) -> str:
-    """By its content too, so that no other run's bundle is taken for it."""
-    return f"{number}-{hashlib.sha256(bundle).hexdigest()[:12]}"
 
 
 class BundleReader(SourceReader[BundleSplit]):
@@ -239,10 +235,7 @@ class _OpenBundle:
                 rows.append(element)
             else:
                 self._take(table)
-        if rows:
-            records = record_batch(rows, self._schema)
-        else:
-            records = self._batches.popleft() if self._batches else pa.RecordBatch.from_pylist([], self._schema)
+        records = self._batches.popleft() if self._batches and not rows else record_batch(rows, self._schema)
         self._split = replace(self._split, delivered=self._split.delivered + records.num_rows)
         return SplitBatch(self._split, records, finished)
 

@@ -145,7 +145,6 @@ def _plain(kinds: set[type], values: Sequence[Any], wanted: pa.DataType, unchang
 
 
 def _of_kind(kind: type, values: Sequence[Any], wanted: pa.DataType, unchanged: Same) -> pa.Array:
-    """Values of one Python type, and None."""
     given: pa.Array | None = None
     if issubclass(kind, np.generic):
         values, scalars = [None if each is None else each.item() for each in values], values
@@ -179,7 +178,6 @@ def _beams_time(kind: type, micros: Sequence[int | None], wanted: pa.DataType) -
 
 
 def _check(given: pa.Array, made: pa.Array, path: str) -> None:
-    """Raises as `cast_exactly`."""
     kind = given.type
     if kind == made.type or pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind):
         return

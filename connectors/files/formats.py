@@ -20,6 +20,14 @@ class FileFormat(Enum):
     JSON_LINES = "jsonl"
 
 
+def has_codec(name: str) -> bool:
+    """Whether this pyarrow has this compression."""
+    try:
+        return bool(pa.Codec.is_available(name))
+    except (pa.ArrowException, ValueError):  # a name that it has never heard of
+        return False
+
+
 class RowWriter(ABC):
     """Writes batches of one schema to an open binary file, which stays open."""
 

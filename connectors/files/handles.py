@@ -16,9 +16,7 @@ CLEANED_UP = ".swept"
 
 @dataclass(frozen=True, slots=True)
 class FileHandle:
-    """A whole file under its temporary name. `token` distinguishes it from every other file; it has `rows` rows and `size`
-    bytes.
-    """
+    """A whole file of `rows` rows and `size` bytes under its temporary name. `token` distinguishes it from every other file."""
 
     attempt: Attempt
     token: str
@@ -54,7 +52,6 @@ class FileHandleSerializer(HandleSerializer[FileHandle]):
     version = 1
 
     def serialize(self, handle: FileHandle) -> dict[str, Any]:
-        """The handle as a JSON object."""
         return {
             "job": handle.attempt.job,
             "epoch": handle.attempt.epoch,

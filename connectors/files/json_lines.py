@@ -104,18 +104,13 @@ def _key(text: str) -> str:
 
 
 def _is_nested(data_type: pa.DataType) -> bool:
-    return any(
-        is_kind(data_type)
-        for is_kind in (types.is_struct, types.is_map, types.is_list, types.is_large_list, types.is_fixed_size_list)
-    )
+    nested = (types.is_struct, types.is_map, types.is_list, types.is_large_list, types.is_fixed_size_list)
+    return any(is_kind(data_type) for is_kind in nested)
 
 
 def _scalars(data_type: pa.DataType) -> Callable[[Any], Iterable[str]] | None:
     """How values of this type, none of them null, are written; None for types that are not scalar, or have no form."""
-    for is_kind, write in _SCALARS:
-        if is_kind(data_type):
-            return write
-    return None
+    return next((write for write, kinds in _SCALARS.items() if any(is_kind(data_type) for is_kind in kinds)), None)
 
 
 def _numbers(array: pa.Array) -> Iterable[str]:
@@ -184,22 +179,14 @@ def _interval(microseconds: int) -> str:
     return f"\"INTERVAL '{sign}{day} {hour:02d}:{minute:02d}:{second:02d}{decimals}' DAY TO SECOND\""
 
 
-_SCALARS: list[tuple[Callable[[pa.DataType], bool], Callable[[Any], Iterable[str]]]] = [
-    (types.is_null, _numbers),
-    (types.is_boolean, _numbers),
-    (types.is_integer, _numbers),
-    (types.is_float16, _half_floats),
-    (types.is_floating, _floats),
-    (types.is_decimal, _numbers),
-    (types.is_string, _strings),
-    (types.is_large_string, _strings),
-    (types.is_string_view, _strings),
-    (types.is_binary, _binaries),
-    (types.is_large_binary, _binaries),
-    (types.is_binary_view, _binaries),
-    (types.is_fixed_size_binary, _binaries),
-    (types.is_date, _dates),
-    (types.is_time, _quoted),
-    (types.is_timestamp, _timestamps),
-    (types.is_duration, _durations),
-]
+_SCALARS: dict[Callable[[Any], Iterable[str]], tuple[Callable[[pa.DataType], bool], ...]] = {
+    _numbers: (types.is_null, types.is_boolean, types.is_integer, types.is_decimal),
+    _half_floats: (types.is_float16,),
+    _floats: (types.is_float32, types.is_float64),
+    _strings: (types.is_string, types.is_large_string, types.is_string_view),
+    _binaries: (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary),
+    _dates: (types.is_date,),
+    _quoted: (types.is_time,),
+    _timestamps: (types.is_timestamp,),
+    _durations: (types.is_duration,),
+}

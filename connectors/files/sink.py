@@ -38,7 +38,7 @@ from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.guard import AllOrNothing
 from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome, RecordedEpoch, Transaction, TwoPhaseSink
-from headrace.connectors.files.formats import FileFormat, RowWriter, create_writer
+from headrace.connectors.files.formats import FileFormat, RowWriter, create_writer, has_codec
 from headrace.connectors.files.handles import CLEANED_UP, OPEN, FileHandle, FileHandleSerializer, temporary_name
 from headrace.connectors.files.store import Store, is_local, normal_path, open_store
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
@@ -82,7 +82,7 @@ class FileSink(TwoPhaseSink[FileHandle], EpochRecord, WriterCommit):
             raise UsageError(f"row_group_bytes must be at least 1, not {self.row_group_bytes}")
         if self.compression is not None and self.format is not FileFormat.PARQUET:
             raise UsageError(f"compression {self.compression!r} is for Parquet; the format is {self.format.value}")
-        if self.compression not in (None, "none") and not _has_codec(self.compression):
+        if self.compression not in (None, "none") and not has_codec(self.compression):
             raise UsageError(f"this pyarrow has no compression {self.compression!r}")
         if self.storage_options and is_local(self.path):
             raise UsageError(f"{self.path}: a local folder has no storage options; got {sorted(self.storage_options)}")
@@ -98,9 +98,7 @@ class FileSink(TwoPhaseSink[FileHandle], EpochRecord, WriterCommit):
         return False
 
     def begin(self, attempt: Attempt) -> FileTransaction:
-        """A new transaction; its file is made when the first row comes. What an earlier attempt left is cleaned up at the
-        commit.
-        """
+        """A new transaction; its first row makes its file. What an earlier attempt left is cleaned up at the commit."""
         check_job(attempt.job)
         return FileTransaction(self, attempt)
 
@@ -198,9 +196,7 @@ class FileCommitter(Committer[FileHandle]):
 
     def __init__(self, store: Store, job: str, path: str) -> None:
         """`path` is for messages."""
-        self._store = store
-        self._job = job
-        self._path = path
+        self._store, self._job, self._path = store, job, path
         self._folder = f"{WORK}/{job}"
         self._lists = _Lists(store, job, path)
 
@@ -281,9 +277,7 @@ class _Lists:
     """A job's numbered lists, and the number that is ours."""
 
     def __init__(self, store: Store, job: str, path: str) -> None:
-        self._store = store
-        self._job = job
-        self._path = path
+        self._store, self._job, self._path = store, job, path
         self._serializer = CommitListSerializer(FileHandleSerializer())
         self._number = 0  # none is ours
 
@@ -324,20 +318,19 @@ class _Lists:
 
     def remove(self) -> None:
         """Remove all of them, the newest last."""
-        for number in sorted(_numbers(self._store, self._job)):
+        for number in _numbers(self._store, self._job):
             self._store.remove(self._name(number))
 
     def _write(self, number: int, commits: CommitList[FileHandle] | None) -> None:
         data = _NO_LIST if commits is None else self._serializer.serialize(commits)
         self._store.create(self._name(number), data, f"{WORK}/{self._job}/list.{uuid4().hex}{OPEN}")
         # A number can be free again: who has continued from it has removed it. Then there is a higher one.
-        numbers = _numbers(self._store, self._job)
-        if max(numbers, default=0) != number:
+        *older, newest = _numbers(self._store, self._job) or [0]
+        if newest != number:
             raise self._fenced()
         self._number = number
-        for older in sorted(numbers):
-            if older < number:
-                self._store.remove(self._name(older))
+        for each in older:
+            self._store.remove(self._name(each))
 
     def _name(self, number: int) -> str:
         return f"{WORK}/{self._job}.{number:012d}.json"
@@ -355,22 +348,16 @@ def _refuse_tables(store: Store, path: str) -> None:
             )
 
 
-def _has_codec(name: str) -> bool:
-    try:
-        return bool(pa.Codec.is_available(name))
-    except (pa.ArrowException, ValueError):  # a name that it has never heard of
-        return False
+def _lists(store: Store) -> list[tuple[str, int]]:
+    """Job and number of every list, sorted."""
+    found = (_LIST.fullmatch(name) for name in store.names(WORK))
+    return sorted((match[1], int(match[2])) for match in found if match is not None)
 
 
 def _numbers(store: Store, job: str) -> list[int]:
-    found = (_LIST.fullmatch(name) for name in store.names(WORK))
-    return [int(match[2]) for match in found if match is not None and match[1] == job]
+    return [number for each, number in _lists(store) if each == job]
 
 
 def _newest(store: Store) -> dict[str, int]:
     """Each job's highest number."""
-    newest: dict[str, int] = {}
-    for name in store.names(WORK):
-        if match := _LIST.fullmatch(name):
-            newest[match[1]] = max(newest.get(match[1], 0), int(match[2]))
-    return newest
+    return dict(_lists(store))

@@ -145,7 +145,6 @@ class LocalStore(Store):
             return file.read()
 
     def size(self, name: str) -> int | None:
-        """In bytes; None when there is no such file."""
         try:
             return os.stat(self._path(name)).st_size
         except FileNotFoundError:
@@ -251,7 +250,6 @@ class FsspecStore(Store):
         return data
 
     def size(self, name: str) -> int | None:
-        """In bytes; None when there is no such file."""
         self._filesystem.invalidate_cache()
         try:
             return int(self._filesystem.info(self._path(name))["size"])
@@ -285,7 +283,6 @@ class FsspecStore(Store):
         return float(self._filesystem.modified(self._path(name)).timestamp())
 
     def rename(self, old: str, new: str) -> None:
-        """As atomic as the store's own."""
         if self.size(old) is None:
             raise FileNotFoundError(f"{self._url}: no file {old}")
         self._filesystem.mv(self._path(old), self._path(new))

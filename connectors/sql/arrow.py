@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import types
 
 from headrace.enumerator.errors import UsageError
 
@@ -60,33 +61,31 @@ _CANONICAL: dict[Kind, pa.DataType] = {
 }
 
 
+_KINDS: dict[Kind, tuple[Callable[[pa.DataType], bool], ...]] = {
+    Kind.NULL: (types.is_null,),
+    Kind.BOOLEAN: (types.is_boolean,),
+    Kind.INTEGER: (types.is_integer,),
+    Kind.FLOAT: (types.is_floating,),
+    Kind.DECIMAL: (types.is_decimal,),
+    Kind.TEXT: (types.is_string, types.is_large_string, types.is_string_view),
+    Kind.BINARY: (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view),
+    Kind.DATE: (types.is_date,),
+    Kind.TIME: (types.is_time,),
+}
+
+
 def kind_of(arrow: pa.DataType) -> Kind | None:
     """What the type means; None for types that no column of a table can hold, such as lists and structs."""
-    types = pa.types
     if types.is_dictionary(arrow):
         return kind_of(arrow.value_type)
     if types.is_timestamp(arrow):
         return Kind.LOCAL if arrow.tz is None else Kind.INSTANT
-    found = {
-        Kind.NULL: types.is_null(arrow),
-        Kind.BOOLEAN: types.is_boolean(arrow),
-        Kind.INTEGER: types.is_integer(arrow),
-        Kind.FLOAT: types.is_floating(arrow),
-        Kind.DECIMAL: types.is_decimal(arrow),
-        Kind.TEXT: types.is_string(arrow) or types.is_large_string(arrow) or types.is_string_view(arrow),
-        Kind.BINARY: types.is_binary(arrow)
-        or types.is_large_binary(arrow)
-        or types.is_fixed_size_binary(arrow)
-        or types.is_binary_view(arrow),
-        Kind.DATE: types.is_date(arrow),
-        Kind.TIME: types.is_time(arrow),
-    }
-    return next((kind for kind, does in found.items() if does), None)
+    return next((kind for kind, tests in _KINDS.items() if any(is_kind(arrow) for is_kind in tests)), None)
 
 
 def normalised(array: pa.Array, field: Field) -> pa.Array:
     """The values in the one Arrow type of their kind. Raises UsageError, naming the column, if the table would change one."""
-    if pa.types.is_dictionary(array.type):
+    if types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if field.kind is Kind.INSTANT:
         array = array.cast(pa.timestamp(array.type.unit, "UTC")).cast(pa.timestamp(array.type.unit))

@@ -117,7 +117,6 @@ class CommitStore:
         return self._destination
 
     def create(self) -> None:
-        """Make our tables, where they are not there."""
         with translated(self.engine, "creating the tables of headrace"), self.engine.connect() as connection:
             create_tables(connection)
 
@@ -159,14 +158,12 @@ class CommitStore:
             if not connection.execute(mine.values(epoch=commits.epoch, commit_list=text)).rowcount:
                 raise _fenced(job)
             if commits.epoch is not None:
-                before = sa.and_(TRANSACTIONS.c.job == job, TRANSACTIONS.c.epoch < commits.epoch)
-                self._drop(connection, before, prefix)
+                self._drop(connection, job, prefix, commits.epoch)
 
     def drop(self, job: str, epoch: int, prefix: str) -> None:
         """Drop what is kept of the job's transactions of epochs before this one: their outcome is not asked for any more."""
-        before = sa.and_(TRANSACTIONS.c.job == job, TRANSACTIONS.c.epoch < epoch)
         with translated(self.engine, f"dropping what is kept of job {job!r}"), self.engine.begin() as connection:
-            self._drop(connection, before, prefix)
+            self._drop(connection, job, prefix, epoch)
 
     def verify(self, job: str, driver: str) -> None:
         """Raise FencedError if this is not the job's driver any more."""
@@ -176,7 +173,6 @@ class CommitStore:
                 raise _fenced(job)
 
     def was_committed(self, gid: str) -> bool:
-        """Whether a transaction that has ended was committed."""
         asked = sa.select(TRANSACTIONS.c.gid).where(TRANSACTIONS.c.gid == gid)
         with translated(self.engine, f"looking what became of {gid}"), self.engine.begin() as connection:
             return connection.execute(asked).first() is not None
@@ -209,20 +205,20 @@ class CommitStore:
                 connection.execute(sa.delete(COMMITS).where(late))
             else:
                 connection.execute(sa.delete(COMMITS).where(of_table))
-            self._drop(connection, TRANSACTIONS.c.job == job, prefix)
+            self._drop(connection, job, prefix)
 
     def close(self) -> None:
-        """Close the connections."""
         self.engine.dispose()
 
     def _key(self, job: str) -> str:
         return list_key(job, self.destination)
 
-    def _drop(self, connection: Connection, which: sa.ColumnElement[bool], prefix: str | None) -> None:
+    def _drop(self, connection: Connection, job: str, prefix: str | None, before: int | None = None) -> None:
         """Delete these rows one by one: MariaDB would lock each row that one statement looks at, and wait for prepared ones."""
         if prefix is None:
             return
-        found = connection.execute(sa.select(TRANSACTIONS.c.gid).where(which)).scalars().all()
+        asked = sa.select(TRANSACTIONS.c.gid).where(TRANSACTIONS.c.job == job)
+        found = connection.execute(asked if before is None else asked.where(TRANSACTIONS.c.epoch < before)).scalars().all()
         ours = [{"ended": gid} for gid in found if gid.startswith(prefix)]
         if ours:
             connection.execute(sa.delete(TRANSACTIONS).where(TRANSACTIONS.c.gid == sa.bindparam("ended")), ours)

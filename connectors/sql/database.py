@@ -9,9 +9,11 @@ from enum import Enum, auto
 from typing import Any
 
 import pyarrow as pa
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from headrace.connectors.sql.arrow import Field
+from headrace.connectors.sql.commits import TRANSACTIONS
 from headrace.connectors.sql.table import Table
 
 
@@ -26,20 +28,29 @@ class EndAnswer(Enum):
 class Writer(ABC):
     """One transaction of a task, in its own session."""
 
+    def __init__(self, connection: Connection, table: Table, gid: str) -> None:
+        self._connection, self._table, self._gid = connection, table, gid
+
     @abstractmethod
     def put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
         """Add rows; `fields` are the same each time, `columns` are normalised."""
 
-    @abstractmethod
-    def end_rows(self) -> None:
+    def _names(self, fields: Sequence[Field]) -> str:
+        """The columns, for a statement with parameters."""
+        return ", ".join(map(self._connection.dialect.identifier_preparer.quote_identifier, (field.name for field in fields)))
+
+    def end_rows(self) -> None:  # noqa: B027 - not where each batch is its own statement
         """No more rows come: from here on the session takes other statements."""
 
-    @abstractmethod
     def prepare(self, epoch: int, job: str) -> None:
         """Add the row of `headrace_transactions`, and prepare. After it the session is of no use: close it."""
+        self._connection.execute(sa.insert(TRANSACTIONS).values(gid=self._gid, job=job, epoch=epoch))
+        self._prepare()
 
     @abstractmethod
-    def release(self) -> None:
+    def _prepare(self) -> None: ...
+
+    def release(self) -> None:  # noqa: B027 - only where something is held
         """Release resources; the session is closed. May raise the driver's errors, which say no more than that."""
 
 
@@ -63,12 +74,8 @@ class TwoPhaseDatabase(ABC):
         """The names of all prepared transactions that start with this."""
 
     @abstractmethod
-    def commit(self, connection: Connection, gid: str) -> EndAnswer:
-        """Commit a prepared transaction. The connection is in autocommit."""
-
-    @abstractmethod
-    def roll_back(self, connection: Connection, gid: str) -> EndAnswer:
-        """Abort a prepared transaction. The connection is in autocommit."""
+    def end(self, connection: Connection, gid: str, *, commit: bool) -> EndAnswer:
+        """Commit or abort a prepared transaction. The connection is in autocommit."""
 
     @abstractmethod
     def lock(self, connection: Connection, name: str, timeout_s: float) -> AbstractContextManager[Any]:

@@ -48,64 +48,40 @@ _STATES: dict[str, _Kind] = {
 }
 
 _NUMBERS: dict[int, _Kind] = {
-    **dict.fromkeys(
+    **dict.fromkeys((
         # refused logins and hosts, missing rights, expired passwords, locked accounts
-        (
-            1044, 1045, 1129, 1130, 1131, 1132, 1142, 1143, 1227, 1251, 1370, 1401, 1410, 1524, 1698, 1820, 1862, 2059,
-            3118, 4151,
-        ),
-        AuthenticationError,
-    ),
-    **dict.fromkeys(
+        1044, 1045, 1129, 1130, 1131, 1132, 1142, 1143, 1227, 1251, 1370, 1401, 1410, 1524, 1698, 1820, 1862, 2059, 3118, 4151,
+    ), AuthenticationError),
+    **dict.fromkeys((
         # connections, processes, memory, disk space
-        (0, 1021, 1037, 1038, 1040, 1041, 1043, 1053, 1079, 1114, 1135, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1290),
-        RetriableError,
-    ),
-    **dict.fromkeys(
+        0, 1021, 1037, 1038, 1040, 1041, 1043, 1053, 1079, 1114, 1135, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1290,
         # locks, deadlocks, timeouts, statements and transactions that were ended, servers that are read-only for now
-        (
-            1020, 1047, 1205, 1206, 1213, 1317, 1402, 1412, 1613, 1614, 1615, 1637, 1792, 1836, 1927, 1969, 3024, 3101,
-            3572, 4031,
-        ),
-        RetriableError,
-    ),
-    **dict.fromkeys((2002, 2003, 2006, 2013, 2055), RetriableError),  # of the client
-    **dict.fromkeys(
+        1020, 1047, 1205, 1206, 1213, 1317, 1402, 1412, 1613, 1614, 1615, 1637, 1792, 1836, 1927, 1969, 3024, 3101, 3572, 4031,
+        2002, 2003, 2006, 2013, 2055,  # of the client
+    ), RetriableError),
+    **dict.fromkeys((
         # no such database, table, column, function or definer; a table or view that takes no rows
-        (
-            1036, 1046, 1049, 1051, 1054, 1064, 1103, 1109, 1110, 1136, 1146, 1286, 1288, 1305, 1347, 1356, 1423, 1449,
-            1471, 2026,
-        ),
-        UsageError,
-    ),
-    **dict.fromkeys(
+        1036, 1046, 1049, 1051, 1054, 1064, 1103, 1109, 1110, 1136, 1146, 1286, 1288, 1305, 1347, 1356, 1423, 1449, 1471, 2026,
         # values that the column cannot hold, and rows that are too large
-        (
-            1048, 1118, 1153, 1264, 1265, 1292, 1364, 1366, 1367, 1406, 1411, 1416, 1690, 3140, 3141, 3144, 3156, 3157,
-            3903, 4078,
-        ),
-        UsageError,
-    ),
-    **dict.fromkeys(
+        1048, 1118, 1153, 1264, 1265, 1292, 1364, 1366, 1367, 1406, 1411, 1416, 1690, 3140, 3141, 3144, 3156, 3157, 3903, 4078,
         # keys, foreign keys, checks, partitions, views, generated columns
-        (1022, 1062, 1169, 1216, 1217, 1369, 1451, 1452, 1526, 1586, 1591, 1748, 1761, 1762, 1906, 1907, 3105, 3819, 4025),
-        UsageError,
-    ),
-    **dict.fromkeys((1172, 1242, 1329, 1339, 1362, 1422, 1442, 1456, 1642, 1643, 1644, 1645), UsageError),  # SIGNAL, triggers
+        1022, 1062, 1169, 1216, 1217, 1369, 1451, 1452, 1526, 1586, 1591, 1748, 1761, 1762, 1906, 1907, 3105, 3819, 4025,
+        1172, 1242, 1329, 1339, 1362, 1422, 1442, 1456, 1642, 1643, 1644, 1645,  # SIGNAL, triggers
+    ), UsageError),
 }  # fmt: skip
 
 # By the primary code, the lowest byte. A folder that is missing looks like one that is not mounted yet: retriable.
 _SQLITE: dict[int, _Kind] = {
     **dict.fromkeys((sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_READONLY), AuthenticationError),
-    **dict.fromkeys(
-        (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_SCHEMA), RetriableError
-    ),
-    **dict.fromkeys((sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN), RetriableError),
-    **dict.fromkeys(
-        (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG), UsageError
-    ),
-    **dict.fromkeys((sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_RANGE), UsageError),
-}
+    **dict.fromkeys((
+        sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_SCHEMA,
+        sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
+    ), RetriableError),
+    **dict.fromkeys((
+        sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG,
+        sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_RANGE,
+    ), UsageError),
+}  # fmt: skip
 _PRIMARY = 0xFF
 
 # What a driver itself refuses has no code.

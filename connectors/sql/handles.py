@@ -47,7 +47,6 @@ class SqlHandleSerializer(HandleSerializer[SqlHandle]):
     version = 1
 
     def serialize(self, handle: SqlHandle) -> Any:  # noqa: ANN401 - any JSON value
-        """The handle in version 1."""
         return {"gid": handle.gid, "rows": handle.rows}
 
     def deserialize(self, version: int, value: Any) -> SqlHandle:  # noqa: ANN401 - any JSON value

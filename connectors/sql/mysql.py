@@ -22,7 +22,6 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from headrace.connectors.sql.arrow import Field, check_finite, python_rows
-from headrace.connectors.sql.commits import TRANSACTIONS
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import code_of
 from headrace.connectors.sql.handles import is_gid, split_gid
@@ -34,8 +33,6 @@ _MAY_NOT_RECOVER = 1401  # XAER_RMERR: MySQL's answer to XA RECOVER without the 
 _ROLLED_BACK = (1402, 1613, 1614)  # XA_RBROLLBACK, XA_RBTIMEOUT, XA_RBDEADLOCK: the branch is gone
 _LONGEST_VALUE = 100  # of a number or a time, in characters
 _FORMAT = 1  # of transactions whose statement named no other
-_OLDEST_MARIADB = (10, 5)
-_OLDEST_MYSQL = (8, 0)
 
 
 class MySql(TwoPhaseDatabase):
@@ -45,7 +42,7 @@ class MySql(TwoPhaseDatabase):
         """The server's version, and the engine of the table."""
         version = str(connection.exec_driver_sql("SELECT VERSION()").scalar_one())
         number = tuple(int(part) for part in version.split("-")[0].split(".")[:2])
-        if number < (_OLDEST_MARIADB if "mariadb" in version.lower() else _OLDEST_MYSQL):
+        if number < ((10, 5) if "mariadb" in version.lower() else (8, 0)):
             raise UsageError(
                 f"this server, {version}, loses prepared transactions when their session ends. MariaDB 10.5 or MySQL 8.0 is "
                 "needed; or write with UpsertSink, which needs none"
@@ -77,17 +74,9 @@ class MySql(TwoPhaseDatabase):
         found = (_gid(*row) for row in _recoverable(connection))
         return {gid for gid in found if gid is not None and gid.startswith(prefix)}
 
-    def commit(self, connection: Connection, gid: str) -> EndAnswer:
-        """XA COMMIT."""
-        return self._end(connection, "COMMIT", gid)
-
-    def roll_back(self, connection: Connection, gid: str) -> EndAnswer:
-        """XA ROLLBACK."""
-        return self._end(connection, "ROLLBACK", gid)
-
-    def _end(self, connection: Connection, how: str, gid: str) -> EndAnswer:
+    def end(self, connection: Connection, gid: str, *, commit: bool) -> EndAnswer:
         try:
-            connection.exec_driver_sql(f"XA {how} {_xid(gid)}")
+            connection.exec_driver_sql(f"XA {'COMMIT' if commit else 'ROLLBACK'} {_xid(gid)}")
         except DBAPIError as error:
             if code_of(error) != _NO_SUCH_TRANSACTION and code_of(error) not in _ROLLED_BACK:
                 raise
@@ -148,7 +137,6 @@ class BulkInsert:
     """
 
     def __init__(self, connection: Connection, table: Table) -> None:
-        """Asks the server."""
         self._connection = connection
         self._table = table
         self._packet = int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
@@ -183,30 +171,16 @@ class _Writer(Writer):
     """Each batch is its own statements."""
 
     def __init__(self, connection: Connection, table: Table, gid: str, bulk: BulkInsert) -> None:
-        self._connection = connection
+        super().__init__(connection, table, gid)
         self._bulk = bulk
-        self._table = table
-        self._gid = gid
-        self._execute(f"XA START {_xid(gid)}")
+        connection.exec_driver_sql(f"XA START {_xid(gid)}")
 
     def put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
         check_finite(columns, fields, "MariaDB")
-        quote = self._connection.dialect.identifier_preparer.quote_identifier
-        names = ", ".join(quote(field.name) for field in fields)
         values = ", ".join("%s" for _ in fields)
-        statement = f"INSERT INTO {self._table.sql} ({names}) VALUES ({values})"  # noqa: S608 - names are quoted
+        statement = f"INSERT INTO {self._table.sql} ({self._names(fields)}) VALUES ({values})"  # noqa: S608 - names are quoted
         self._bulk.put(statement, fields, columns)
 
-    def end_rows(self) -> None:
-        """Each batch was its own statement."""
-
-    def prepare(self, epoch: int, job: str) -> None:
-        self._connection.execute(sa.insert(TRANSACTIONS).values(gid=self._gid, job=job, epoch=epoch))
-        self._execute(f"XA END {_xid(self._gid)}")
-        self._execute(f"XA PREPARE {_xid(self._gid)}")
-
-    def release(self) -> None:
-        """Nothing does."""
-
-    def _execute(self, statement: str) -> None:
-        self._connection.exec_driver_sql(statement)
+    def _prepare(self) -> None:
+        for step in ("END", "PREPARE"):
+            self._connection.exec_driver_sql(f"XA {step} {_xid(self._gid)}")

@@ -8,12 +8,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pyarrow as pa
-import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from headrace.connectors.sql.arrow import Field, copy_lines
-from headrace.connectors.sql.commits import COMMITS, TRANSACTIONS
+from headrace.connectors.sql.commits import COMMITS
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import code_of
 from headrace.connectors.sql.handles import is_gid
@@ -38,9 +37,7 @@ class PostgreSql(TwoPhaseDatabase):
             )
 
     def place(self, connection: Connection) -> tuple[str, ...]:
-        """The database and the schema of our tables: where they are found, or would be made. A new schema may come first in the
-        search path.
-        """
+        """The database, and the schema where our tables are, or would be made: a new one may come first in the search path."""
         found = "SELECT nspname FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON relnamespace = pg_namespace.oid "
         found += f"WHERE pg_class.oid = to_regclass('{COMMITS.name}')"
         database, schema = connection.exec_driver_sql(f"SELECT current_database(), coalesce(({found}), current_schema())").one()
@@ -55,13 +52,16 @@ class PostgreSql(TwoPhaseDatabase):
         found = connection.exec_driver_sql("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
         return {gid for (gid,) in found if gid.startswith(prefix) and is_gid(gid)}
 
-    def commit(self, connection: Connection, gid: str) -> EndAnswer:
-        """COMMIT PREPARED."""
-        return _end(connection, f"COMMIT PREPARED '{gid}'")
-
-    def roll_back(self, connection: Connection, gid: str) -> EndAnswer:
-        """ROLLBACK PREPARED."""
-        return _end(connection, f"ROLLBACK PREPARED '{gid}'")
+    def end(self, connection: Connection, gid: str, *, commit: bool) -> EndAnswer:
+        try:
+            connection.exec_driver_sql(f"{'COMMIT' if commit else 'ROLLBACK'} PREPARED '{gid}'")
+        except DBAPIError as error:
+            if code_of(error) == _UNDEFINED_OBJECT:
+                return EndAnswer.GONE
+            if code_of(error) == _OBJECT_IN_USE:
+                return EndAnswer.BUSY
+            raise
+        return EndAnswer.DONE
 
     @contextmanager
     def lock(self, connection: Connection, name: str, timeout_s: float) -> Iterator[None]:
@@ -80,34 +80,18 @@ class PostgreSql(TwoPhaseDatabase):
         connection.exec_driver_sql(f"SELECT pg_advisory_unlock({number})")
 
 
-def _end(connection: Connection, statement: str) -> EndAnswer:
-    try:
-        connection.exec_driver_sql(statement)
-    except DBAPIError as error:
-        if code_of(error) == _UNDEFINED_OBJECT:
-            return EndAnswer.GONE
-        if code_of(error) == _OBJECT_IN_USE:
-            return EndAnswer.BUSY
-        raise
-    return EndAnswer.DONE
-
-
 class _Writer(Writer):
     """One COPY from the first row to the last, so that nothing waits for the server between batches."""
 
     def __init__(self, connection: Connection, table: Table, gid: str) -> None:
-        self._connection = connection
-        self._table = table
-        self._gid = gid
+        super().__init__(connection, table, gid)
         self._stack = ExitStack()
         self._copy: Any = None
 
     def put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
         if self._copy is None:
-            quote = self._connection.dialect.identifier_preparer.quote_identifier
             # The preparer doubles percent signs, for statements with parameters; this one has none.
-            names = ", ".join(quote(field.name) for field in fields)
-            statement = f"COPY {self._table.sql} ({names}) FROM STDIN".replace("%%", "%")
+            statement = f"COPY {self._table.sql} ({self._names(fields)}) FROM STDIN".replace("%%", "%")
             cursor = self._stack.enter_context(self._connection.connection.driver_connection.cursor())  # type: ignore[union-attr] # open
             self._copy = self._stack.enter_context(cursor.copy(statement))
         self._copy.write(copy_lines(columns, fields))
@@ -115,8 +99,7 @@ class _Writer(Writer):
     def end_rows(self) -> None:
         self._stack.close()
 
-    def prepare(self, epoch: int, job: str) -> None:
-        self._connection.execute(sa.insert(TRANSACTIONS).values(gid=self._gid, job=job, epoch=epoch))
+    def _prepare(self) -> None:
         self._connection.exec_driver_sql(f"PREPARE TRANSACTION '{self._gid}'")
 
     def release(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 from sqlalchemy.engine import Connection, Engine
@@ -30,25 +30,12 @@ def end_session(engine: Engine, connection: Connection) -> None:
     engine.dispose()
 
 
-@contextmanager
-def closed_on_error(engine: Engine, connect: Callable[[], Connection]) -> Iterator[Connection]:
-    """Give a connection that stays open, unless the context ends by an exception."""
-    connection = connect()
-    try:
-        yield connection
-    except BaseException:
-        end_session(engine, connection)
-        raise
-
-
 class RowTransaction(Transaction[SqlHandle]):
     """Rows of one schema into one table. A subclass says how they are put there, and what the pre-commit is."""
 
     def __init__(self, engine: Engine, connection: Connection, table: Table) -> None:
         """Takes the connection over, in which the transaction has started, or starts with its first statement."""
-        self._engine = engine
-        self._connection = connection
-        self._table = table
+        self._engine, self._connection, self._table = engine, connection, table
         self._schema: pa.Schema | None = None
         self._fields: tuple[Field, ...] = ()
         self._rows = 0
@@ -84,7 +71,6 @@ class RowTransaction(Transaction[SqlHandle]):
             self.abort()  # the session is over either way; what is prepared or committed does not mind
 
     def abort(self) -> None:
-        """End the session."""
         self._whole.end()
         if self._is_open:
             self._is_open = False

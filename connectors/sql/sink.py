@@ -11,10 +11,10 @@ Two attempts at the same rows meet where the table has a unique key: the second 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence, Set
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import pyarrow as pa
 from sqlalchemy.engine import Connection, Engine
@@ -124,11 +124,8 @@ class SqlTransaction(RowTransaction):
     def __init__(
         self, engine: Engine, connection: Connection, table: Table, writer: Writer, attempt: Attempt, gid: str
     ) -> None:
-        """Takes the connection over."""
         super().__init__(engine, connection, table)
-        self._writer = writer
-        self._attempt = attempt
-        self._gid = gid
+        self._writer, self._attempt, self._gid = writer, attempt, gid
 
     def abort(self) -> None:
         """End the session; what it has prepared stays."""
@@ -159,7 +156,6 @@ class SqlCommitter(StoredListCommitter):
     """Ends prepared transactions by their names. A lock of the database keeps drivers of the same job apart."""
 
     def __init__(self, store: CommitStore, database: TwoPhaseDatabase, job: str, lock_timeout_s: float) -> None:
-        """Takes the store over; does no I/O."""
         super().__init__(store, job)
         self._database = database
         self._lock_timeout_s = lock_timeout_s
@@ -191,8 +187,8 @@ class SqlCommitter(StoredListCommitter):
         has taken over, who may have dropped that row.
         """
         with self._connected("committing") as connection:
-            commit = partial(self._database.commit, connection, handle.gid)
-            if _end_surely(commit, handle.gid, self._lock_timeout_s) is EndAnswer.DONE or self._store.was_committed(handle.gid):
+            ended = self._end_surely(connection, handle.gid, commit=True)
+            if ended is EndAnswer.DONE or self._store.was_committed(handle.gid):
                 return Outcome.COMMITTED
         self.verify()
         return Outcome.ABORTED
@@ -207,14 +203,12 @@ class SqlCommitter(StoredListCommitter):
         )
 
     def clean_up(self, keep: Collection[SqlHandle]) -> None:
-        """Roll back what is prepared under the job's names. Raises FencedError instead when another driver has claimed the
-        job.
-        """
+        """Roll back what is prepared under the job's names. Raises FencedError instead if another driver has claimed it."""
         kept = {handle.gid for handle in keep}
         with self._connected("aborting what was left") as connection, self._locked(connection):
             self.verify()
             for gid in sorted(self._cleanable(connection) - kept):
-                _end_surely(partial(self._database.roll_back, connection, gid), gid, self._lock_timeout_s)
+                self._end_surely(connection, gid, commit=False)
 
     def verify(self) -> None:
         """Raise FencedError when another driver has claimed the job."""
@@ -238,11 +232,18 @@ class SqlCommitter(StoredListCommitter):
         with translated(self._store.engine, f"{doing}, job {self._job!r}"), _autocommit(self._store.engine) as connection:
             yield connection
 
-    @contextmanager
-    def _locked(self, connection: Connection) -> Iterator[None]:
-        """Hold the job's lock: an older driver, late in its clean-up, could else abort what a newer one is about to commit."""
-        with self._database.lock(connection, self.lock_name, self._lock_timeout_s):
-            yield
+    def _locked(self, connection: Connection) -> AbstractContextManager[Any]:
+        """Holds the job's lock: an older driver, late in its clean-up, could else abort what a newer one is about to commit."""
+        return self._database.lock(connection, self.lock_name, self._lock_timeout_s)
+
+    def _end_surely(self, connection: Connection, gid: str, *, commit: bool) -> EndAnswer:
+        """DONE or GONE: wait for a session that has the transaction now."""
+        busy, timeout_s = retry_if_result(lambda ended: ended is EndAnswer.BUSY), self._lock_timeout_s
+        attempts = Retrying(retry=busy, stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_S))
+        try:
+            return attempts(self._database.end, connection, gid, commit=commit)
+        except RetryError as error:
+            raise RetriableError(f"another session has had transaction {gid} for {timeout_s:g} s: end that session") from error
 
 
 class _WriterCommitter(SqlCommitter, GroupedEnd[SqlHandle]):
@@ -272,7 +273,6 @@ class _WriterCommitter(SqlCommitter, GroupedEnd[SqlHandle]):
 
     @property
     def lock_name(self) -> str:
-        """The driver's."""
         return self._verified_by.lock_name
 
     def _drop_before(self, listed: Collection[SqlHandle]) -> None:
@@ -290,7 +290,6 @@ class _EarlierCommitter(SqlCommitter):
     def __init__(
         self, store: CommitStore, database: TwoPhaseDatabase, job: str, lock_timeout_s: float, earlier: frozenset[str]
     ) -> None:
-        """`earlier`: the names."""
         super().__init__(store, database, job, lock_timeout_s)
         self._earlier = earlier
 
@@ -315,15 +314,6 @@ def _autocommit(engine: Engine) -> Iterator[Connection]:
         except BaseException:
             connection.invalidate()
             raise
-
-
-def _end_surely(end: Callable[[], EndAnswer], gid: str, timeout_s: float) -> EndAnswer:
-    """DONE or GONE: wait for a session that has the transaction now."""
-    busy = retry_if_result(lambda ended: ended is EndAnswer.BUSY)
-    try:
-        return Retrying(retry=busy, stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_S))(end)
-    except RetryError as error:
-        raise RetriableError(f"another session has had transaction {gid} for {timeout_s:g} s: end that session") from error
 
 
 def _names(handles: Sequence[SqlHandle]) -> str:

@@ -178,6 +178,7 @@ def _fits(kind: Kind, _: pa.DataType, column: sql.TypeEngine[Any], product: Prod
         Kind.BOOLEAN: (sql.Boolean,) if product is Product.POSTGRESQL else (sql.Boolean, sql.Integer),
         Kind.BINARY: (_Binary,),
         Kind.DATE: (sql.Date,),
+        Kind.INSTANT: (sql.DateTime,),
     }
     return None if kind is Kind.NULL or isinstance(column, accepted[kind]) else ""
 
@@ -223,10 +224,6 @@ def _time(_: Kind, __: pa.DataType, column: sql.TypeEngine[Any], ___: Product) -
     return "these times have no zone" if column.timezone else None
 
 
-def _instant(_: Kind, __: pa.DataType, column: sql.TypeEngine[Any], ___: Product) -> str | None:
-    return None if isinstance(column, sql.DateTime) else ""
-
-
 def _local(_: Kind, __: pa.DataType, column: sql.TypeEngine[Any], product: Product) -> str | None:
     if not isinstance(column, sql.DateTime):
         return ""
@@ -240,6 +237,5 @@ _REASONS = {
     Kind.DECIMAL: _decimal,
     Kind.TEXT: _text,
     Kind.TIME: _time,
-    Kind.INSTANT: _instant,
     Kind.LOCAL: _local,
 }

@@ -17,7 +17,7 @@ from headrace.connectors.base.sink import CommitList, Committer, HandleSerialize
 from headrace.connectors.sql.commits import CommitStore
 from headrace.connectors.sql.errors import translated
 from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer
-from headrace.connectors.sql.rows import closed_on_error, end_session
+from headrace.connectors.sql.rows import end_session
 from headrace.connectors.sql.table import Table, fields_of, read_table, split_name
 from headrace.connectors.sql.url import driver_engine, product_of, shown, task_engine
 from headrace.enumerator.errors import ProtocolViolationError, UsageError
@@ -89,10 +89,15 @@ class TableSink(TwoPhaseSink[SqlHandle]):
     def _session(self, doing: str) -> Iterator[TableSession]:
         """A session for one task, which stays open unless the context ends by an exception."""
         engine = task_engine(self.url, self.lock_timeout_s)
-        with translated(engine, doing), closed_on_error(engine, engine.connect) as connection:
-            table = read_table(connection, self.table, product_of(self.url))
-            self._check_table(connection, table)
-            yield TableSession(engine, connection, table)
+        with translated(engine, doing):
+            connection = engine.connect()
+            try:
+                table = read_table(connection, self.table, product_of(self.url))
+                self._check_table(connection, table)
+                yield TableSession(engine, connection, table)
+            except BaseException:
+                end_session(engine, connection)
+                raise
 
 
 class StoredListCommitter(Committer[SqlHandle]):
@@ -116,7 +121,6 @@ class StoredListCommitter(Committer[SqlHandle]):
         return commits
 
     def record(self, commits: CommitList[SqlHandle]) -> None:
-        """Replace the list in `headrace_commits`."""
         self._store.record(self._job, self._fenced_driver(), commits, self._prefix)
 
     def forget(self) -> None:
@@ -125,7 +129,6 @@ class StoredListCommitter(Committer[SqlHandle]):
         self._store.forget(self._job, self._prefix)
 
     def close(self) -> None:
-        """Close the connections."""
         self._store.close()
 
     @property

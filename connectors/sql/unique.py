@@ -74,9 +74,7 @@ def unique_keys(
 
 
 def check_key(table: str, keys: Sequence[UniqueKey], key: Sequence[str]) -> None:
-    """Raise UsageError unless a unique key identifies rows by exactly these columns: else an upsert would add rows, or change
-    others.
-    """
+    """Raise UsageError unless a unique key is of exactly these columns: else an upsert would add rows, or change others."""
     same = [unique for unique in keys if unique.columns == frozenset(key)]
     if any(unique.flaw is None for unique in same):
         return

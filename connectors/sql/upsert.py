@@ -61,9 +61,7 @@ class UpsertSink(TableSink, EpochRecord):
         return True
 
     def begin(self, attempt: Attempt) -> UpsertTransaction:
-        """Connect and look at the table. Raises as `SqlSink.begin`, and UsageError when `key` is not a unique key of the
-        table.
-        """
+        """Connect and look at the table. Raises as `SqlSink.begin`, and UsageError when it has no such unique key."""
         check_job(attempt.job)
         with self._session(f"beginning to write to {shown(self.url)}") as (engine, connection, table):
             create_tables(connection)
@@ -84,7 +82,6 @@ class UpsertTransaction(RowTransaction):
     """A task's transaction; `prepare` commits it."""
 
     def __init__(self, engine: Engine, connection: Connection, table: Table, key: tuple[str, ...], attempt: Attempt) -> None:
-        """Takes the connection over."""
         super().__init__(engine, connection, table)
         self._key = key
         self._attempt = attempt
@@ -146,16 +143,13 @@ class UpsertCommitter(StoredListCommitter):
     """Records which epochs are written. No transaction is ever still open for it to end."""
 
     def check(self, handles: Sequence[SqlHandle]) -> None:
-        """There are no handles."""
         if handles:
             self._unknown()
 
     def end(self, handle: SqlHandle) -> Outcome:
-        """There are no handles."""
         self._unknown()
 
     def copy(self, handles: Sequence[SqlHandle]) -> SqlHandle:
-        """There are no handles."""
         self._unknown()
 
     def clean_up(self, keep: Collection[SqlHandle]) -> None:

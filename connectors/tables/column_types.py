@@ -44,9 +44,8 @@ def _table_type(kind: pa.DataType, own: OwnType) -> pa.DataType | None:
         return _table_type(kind.value_type, own)
     if types.is_nested(kind):
         return _nested_type(kind, own)
-    for is_kind, made in _WIDENED:
-        if is_kind(kind):
-            return made
+    if kind in _WIDENED:
+        return _WIDENED[kind]
     if types.is_timestamp(kind):
         return pa.timestamp("us", tz=None if kind.tz is None else "UTC")
     if types.is_decimal(kind):
@@ -69,16 +68,16 @@ def _nested_type(kind: pa.DataType, own: OwnType) -> pa.DataType | None:
     return pa.list_(fields[0]) if types.is_list(kind) or types.is_large_list(kind) else None
 
 
-_WIDENED: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
-    (types.is_uint8, pa.int32()),
-    (types.is_uint16, pa.int32()),
-    (types.is_uint32, pa.int64()),
-    (types.is_uint64, pa.decimal128(20, 0)),
-    (types.is_float16, pa.float32()),
-    (types.is_date64, pa.date32()),
-    (types.is_large_string, pa.string()),
-    (types.is_string_view, pa.string()),
-    (types.is_large_binary, pa.binary()),
-    (types.is_binary_view, pa.binary()),
-)
+_WIDENED = {
+    pa.uint8(): pa.int32(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+}
 _AS_THEY_ARE = (types.is_boolean, types.is_signed_integer, types.is_floating, types.is_date32, types.is_string, types.is_binary)

@@ -25,15 +25,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 
 from headrace.connectors.base.capabilities import TaskCleanup
 from headrace.connectors.base.jobs import is_one_off
-from headrace.connectors.base.sink import (
-    CommitList,
-    Committer,
-    JobClaim,
-    Outcome,
-    PreparedGoneError,
-    content_number,
-    numbered_content,
-)
+from headrace.connectors.base.sink import CommitList, Committer, Outcome, PreparedGoneError, content_number, numbered_content
 from headrace.connectors.tables.handles import TableHandle, task_of
 from headrace.connectors.tables.log import JobMarker, LoadedTable, TableFile, TableLog
 from headrace.connectors.tables.merging import Merge, Merger
@@ -58,9 +50,7 @@ LONGEST_PAUSE_S = 5.0
 
 
 class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
-    """Commits a job's files to one table. Raises PeerError for what the store refuses; recovering later continues from
-    there.
-    """
+    """Commits a job's files to one table. Raises PeerError for what the store refuses; recovering later continues there."""
 
     def __init__(self, table: TableLog, job: str, where: str, layout: Layout | None = None) -> None:
         """`where` names the table in messages; `layout` is of the files that merges write."""
@@ -193,10 +183,8 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
                 work.remove_list(epoch, driver)
 
     def forget(self) -> None:
-        """Remove the job's folder, and set its marker back; that of a name that is never used again is removed, if
-        possible.
-        """
-        self._retrying(self._drop if is_one_off(self._job) else self._reset)
+        """Remove the job's folder, and set its marker back; that of a name that is never used again is removed if it can."""
+        self._retrying(self._reset)
         self._retrying(lambda: self._work().leave())
 
     def close(self) -> None:
@@ -218,7 +206,9 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
     def _record(self, commits: CommitList[TableHandle]) -> Merge | None:
         loaded, marker = self._own()
         if commits.epoch is None or commits.epoch < marker.following:
-            self._record_claim(loaded, marker, commits.claim)
+            claimed = marker.with_claim(commits.claim)
+            if claimed != marker:
+                self._commit(loaded, claimed, ())
             if commits.completed and commits.epoch is not None:
                 self._work().remove_list(commits.epoch, marker.recorded_by)
             return self._merger.last_of(_changes_in(commits.handles))
@@ -234,11 +224,6 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
         recorded = JobMarker(marker.driver, commits.epoch + 1, marker.driver, content_number(commits.content))
         self._commit(loaded, recorded.with_claim(commits.claim), rows, () if merge is None else merge.removed)
         return merge
-
-    def _record_claim(self, loaded: LoadedTable, marker: JobMarker, claim: JobClaim | None) -> None:
-        claimed = marker.with_claim(claim)
-        if claimed != marker:
-            self._commit(loaded, claimed, ())
 
     def _check(self, handles: Sequence[TableHandle]) -> None:
         loaded, _ = self._own()  # first: a driver that was replaced finds its files cleaned up
@@ -288,13 +273,11 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
                 "%s: the commit has succeeded, and what the table's library does after it has not: %s", self._where, error
             )
 
-    def _drop(self) -> None:
-        self._log.load().drop_marker(self._job)
-
     def _reset(self) -> None:
         loaded = self._log.load()
-        marker = loaded.marker(self._job)
-        if marker is not None and (marker.following or marker.claim):
+        if is_one_off(self._job):
+            loaded.drop_marker(self._job)
+        elif (marker := loaded.marker(self._job)) is not None and (marker.following or marker.claim):
             loaded.commit(self._job, JobMarker(marker.driver + 1), ())
 
     def _own(self) -> tuple[LoadedTable, JobMarker]:
@@ -355,12 +338,8 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
             stop=stop_after_delay(TIMEOUT_S),
             reraise=True,
         )
-        answer: AnswerT = attempts(self._translated, step)
+        answer: AnswerT = attempts(refused_by_store(self._where)(step))
         return answer
-
-    def _translated(self, step: Callable[[], AnswerT]) -> AnswerT:
-        with refused_by_store(self._where):
-            return step()
 
 
 def _changes_in(handles: Sequence[TableHandle]) -> tuple[TableHandle, ...]:

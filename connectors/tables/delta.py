@@ -27,6 +27,7 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 from pyarrow import fs
 
+from headrace.connectors.files.formats import has_codec
 from headrace.connectors.files.store import is_local, normal_path
 from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
@@ -46,9 +47,7 @@ _WRITTEN_IF_UNUSED = frozenset({"checkConstraints", "generatedColumns", "invaria
 """Features that ask something of the rows where a column or a property uses them."""
 
 _NOT_COMMITTED = "Unsupported table features"
-"""What `deltalake` reports about a table whose features it does not write. It is the error of a commit that came too late,
-too.
-"""
+"""What `deltalake` says of a table whose features it does not write, by the same error as of a commit that came too late."""
 
 _PROPERTIES = {
     "delta.columnMapping.mode": "the names of its columns in files are others (column mapping)",
@@ -91,7 +90,7 @@ class DeltaSink(OpenTableSink):
         local = is_local(self.uri) or self.uri.startswith("file:")
         object.__setattr__(self, "uri", normal_path(self.uri) if local else self.uri.rstrip("/"))
         super().__post_init__()
-        if self.compression != "none" and not _has_codec(self.compression):
+        if self.compression != "none" and not has_codec(self.compression):
             raise UsageError(f"this pyarrow has no compression {self.compression!r}")
 
     @property
@@ -199,11 +198,11 @@ class _LoadedDelta(LoadedTable):
             raise UsageError(f"{self._uri}: headrace cannot replace rows of this table: it has deletion vectors")
 
     def marker(self, job: str) -> JobMarker | None:
-        return JobMarker.stored([self._table.transaction_version(name) for name in _applications(job)])
+        return JobMarker.stored([self._table.transaction_version(name) for name in JobMarker.names(job)])
 
     def commit(self, job: str, marker: JobMarker, added: Sequence[DataFile], removed: Sequence[TableFile] = ()) -> None:
         """Tried once: whether to try again is for who knows the marker."""
-        versions = zip(_applications(job), astuple(marker), strict=True)
+        versions = zip(JobMarker.names(job), astuple(marker), strict=True)
         now_ms = time.time_ns() // 1_000_000
         properties = CommitProperties(
             custom_metadata={"isBlindAppend": not removed},  # if so, others need not fear that we have read what they change
@@ -364,15 +363,8 @@ class _BytesFile:
         return bool(self._inner.closed)
 
 
-def _applications(job: str) -> tuple[str, ...]:
-    """Of the parts of a `JobMarker`, in its order. A job's name has no dot."""
-    return tuple(f"headrace.{job}{part}" for part in (".driver", "", ".recorded-by", ".content", ".claim", ".owner"))
-
-
 def _indexed(properties: Mapping[str, str]) -> int | None:
-    """Of how many columns a file has statistics; None for all. A reader takes those that the table wants and are missing for
-    null.
-    """
+    """Of how many columns a file has statistics; None for all. What the table wants and is missing, readers take for null."""
     number = int(properties.get("delta.dataSkippingNumIndexedCols") or _INDEXED)
     return None if number < 0 or "delta.dataSkippingStatsColumns" in properties else number
 
@@ -401,13 +393,6 @@ def _partition_value(name: str, value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value) if isinstance(value, bool) else str(value)
-
-
-def _has_codec(name: str) -> bool:
-    try:
-        return bool(pa.Codec.is_available(name))
-    except (pa.ArrowException, ValueError):  # a name that it has never heard of
-        return False
 
 
 @contextmanager

@@ -44,7 +44,6 @@ class TableHandle:
 
     @property
     def place(self) -> str:
-        """The name of the transaction, as `place_of` has it."""
         return place_of(self.attempt, self.token)
 
 
@@ -67,7 +66,6 @@ class TableHandleSerializer(HandleSerializer[TableHandle]):
     version = 1
 
     def serialize(self, handle: TableHandle) -> dict[str, Any]:
-        """The handle as a JSON object."""
         attempt = handle.attempt
         return {
             "job": attempt.job,

@@ -27,27 +27,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
+from pyiceberg import exceptions
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import (
-    CommitFailedException,
-    CommitStateUnknownException,
-    NamespaceAlreadyExistsError,
-    NoSuchTableError,
-    ServerError,
-    ServiceUnavailableError,
-    TableAlreadyExistsError,
-)
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
-from pyiceberg.io.pyarrow import (
-    MetricModeTypes,
-    MetricsMode,
-    PyArrowFileIO,
-    StatisticsCollector,
-    compute_statistics_plan,
-    data_file_statistics_from_parquet_metadata,
-    parquet_path_to_id_mapping,
-    schema_to_pyarrow,
-)
+from pyiceberg.io import pyarrow as arrow_io
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.schema import sanitize_column_names
@@ -114,11 +97,11 @@ class IcebergSink(OpenTableSink):
             self.log().load()
 
     def _create(self, catalog: Catalog, schema: pa.Schema, partitions: Sequence[TablePartition]) -> None:
-        with suppress(NamespaceAlreadyExistsError):
+        with suppress(exceptions.NamespaceAlreadyExistsError):
             catalog.create_namespace(self.table.rpartition(".")[0])
         if catalog.table_exists(self.table):
             return
-        with suppress(TableAlreadyExistsError):
+        with suppress(exceptions.TableAlreadyExistsError):
             creation = catalog.create_table_transaction(self.table, schema=schema)
             with creation.update_spec() as spec:
                 for partition in partitions:
@@ -146,8 +129,8 @@ class _IcebergLog(TableLog):
 
     def store(self) -> fs.FileSystem:
         table = self._table()
-        assert isinstance(table.io, PyArrowFileIO)
-        scheme, netloc, path = PyArrowFileIO.parse_location(table.location())
+        assert isinstance(table.io, arrow_io.PyArrowFileIO)
+        scheme, netloc, path = arrow_io.PyArrowFileIO.parse_location(table.location())
         return fs.SubTreeFileSystem(path, table.io.fs_by_scheme(scheme, netloc))
 
     def _table(self) -> Table:
@@ -155,7 +138,7 @@ class _IcebergLog(TableLog):
             with _translated(self._name):
                 table: Table = _catalog(self._properties).load_table(self._name)
                 return table
-        except NoSuchTableError as error:
+        except exceptions.NoSuchTableError as error:
             message = f"{self._name}: there is no such Iceberg table: make it first, as with IcebergSink.create_table"
             raise UsageError(message) from error
 
@@ -164,7 +147,7 @@ class _LoadedIceberg(LoadedTable):
     def __init__(self, table: Table, name: str) -> None:
         self._table, self._name = table, name
         self._properties = dict(table.metadata.properties)
-        self._schema = schema_to_pyarrow(table.schema())
+        self._schema = arrow_io.schema_to_pyarrow(table.schema())
         table.metadata = table.metadata.model_copy(update={"properties": {**self._properties, **_OURS}})
 
     @property
@@ -223,12 +206,12 @@ class _LoadedIceberg(LoadedTable):
         return sorted(name.removeprefix(_PREFIX).removesuffix(ending) for name in names)
 
     def marker(self, job: str) -> JobMarker | None:
-        found = [self._properties.get(name) for name in _names(job)]
+        found = [self._properties.get(name) for name in JobMarker.names(job)]
         return JobMarker.stored([None if number is None else int(number) for number in found])
 
     def commit(self, job: str, marker: JobMarker, added: Sequence[DataFile], removed: Sequence[TableFile] = ()) -> None:
         """Tried once: whether to try again is for who knows the marker."""
-        properties = {name: str(number) for name, number in zip(_names(job), astuple(marker), strict=True)}
+        properties = {name: str(number) for name, number in zip(JobMarker.names(job), astuple(marker), strict=True)}
         with _translated(self._name):
             transaction = self._table.transaction()
             transaction._apply((), self._unchanged)
@@ -253,7 +236,7 @@ class _LoadedIceberg(LoadedTable):
 
     def drop_marker(self, job: str) -> None:
         with _translated(self._name):
-            kept = [name for name in _names(job) if name in self._properties]
+            kept = [name for name in JobMarker.names(job) if name in self._properties]
             self._table.transaction().remove_properties(*kept).commit_transaction()
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -319,9 +302,6 @@ class _IcebergFiles(FileLayout):
     def keys(self, rows: pa.RecordBatch) -> Sequence[pa.Array]:
         return [part.values_of(rows.column(part.column)) for part in self._partitions]
 
-    def columns(self, schema: pa.Schema) -> pa.Schema:
-        return schema
-
     def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
         return tuple(
             (str(part), None if value is None else str(value)) for part, value in zip(self._partitions, values, strict=True)
@@ -329,18 +309,19 @@ class _IcebergFiles(FileLayout):
 
     def statistics(self, footer: pq.FileMetaData, measured: Sequence[Measures]) -> str:
         """A bound is that of all row groups, or there is none; the library takes what it finds."""
-        plan, ids = compute_statistics_plan(self._schema, self._properties), parquet_path_to_id_mapping(self._schema)
+        plan = arrow_io.compute_statistics_plan(self._schema, self._properties)
+        ids = arrow_io.parquet_path_to_id_mapping(self._schema)
         for index in range(len(footer.schema)):
             wanted = plan[ids[footer.schema.column(index).path]]
             if not _has_bounds(footer, index, wanted):
-                plan[wanted.field_id] = replace(wanted, mode=MetricsMode(MetricModeTypes.COUNTS))
-        found = data_file_statistics_from_parquet_metadata(
+                plan[wanted.field_id] = replace(wanted, mode=arrow_io.MetricsMode(arrow_io.MetricModeTypes.COUNTS))
+        found = arrow_io.data_file_statistics_from_parquet_metadata(
             parquet_metadata=footer, stats_columns=plan, parquet_column_mapping=ids
         )
         return _to_json(found.to_serialized_dict())
 
 
-def _has_bounds(footer: pq.FileMetaData, index: int, wanted: StatisticsCollector) -> bool:
+def _has_bounds(footer: pq.FileMetaData, index: int, wanted: arrow_io.StatisticsCollector) -> bool:
     groups = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
     if not all(map(has_bounds, groups)):
         return False
@@ -360,20 +341,14 @@ def _catalog_of_process(_: int, properties: tuple[tuple[str, str], ...]) -> Cata
     return load_catalog(given.pop("name", _CATALOG), **{**given, "py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"})
 
 
-def _names(job: str) -> tuple[str, ...]:
-    """Of the parts of a `JobMarker`, in its order. A job's name has no dot."""
-    return tuple(f"{_PREFIX}{job}{part}" for part in (".driver", "", ".recorded-by", ".content", ".claim", ".owner"))
-
-
 def _between(keys: pa.Table) -> BooleanExpression:
     """What every row with one of these keys satisfies; keys whose values the library takes in no expression are left out."""
     found: BooleanExpression = AlwaysTrue()
     for name in keys.column_names:
         if pa.types.is_integer(keys[name].type) or pa.types.is_string(keys[name].type):
             bounds = pc.min_max(keys[name]).as_py()
-            found = And(
-                found, GreaterThanOrEqual(term=name, value=bounds["min"]), LessThanOrEqual(term=name, value=bounds["max"])
-            )
+            low, high = GreaterThanOrEqual(term=name, value=bounds["min"]), LessThanOrEqual(term=name, value=bounds["max"])
+            found = And(found, low, high)
     return found
 
 
@@ -398,13 +373,13 @@ def _translated(name: str) -> Iterator[None]:
     """What PyIceberg, or the library of a catalog, raises, in our tree. NoSuchTableError is left to who knows what it means."""
     try:
         yield
-    except (NoSuchTableError, HeadraceError):
+    except (exceptions.NoSuchTableError, HeadraceError):
         raise
-    except (CommitFailedException, CommitStateUnknownException) as error:
+    except (exceptions.CommitFailedException, exceptions.CommitStateUnknownException) as error:
         raise OutdatedError(f"{name}: another process has committed meanwhile: {error}") from error
     except FileNotFoundError as error:  # another process has removed a file of the table
         raise PeerError(f"{name}: {error}") from error
-    except (OSError, ServerError, ServiceUnavailableError) as error:
+    except (OSError, exceptions.ServerError, exceptions.ServiceUnavailableError) as error:
         raise RetriableError(f"{name}: {error}") from error
     except Exception as error:
         kind = RetriableError if _may_pass(error) else PeerError

@@ -10,44 +10,23 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.transforms import (
-    BucketTransform,
-    DayTransform,
-    HourTransform,
-    IdentityTransform,
-    MonthTransform,
-    TimeTransform,
-    Transform,
-    TruncateTransform,
-    UnknownTransform,
-    VoidTransform,
-    YearTransform,
-)
-from pyiceberg.types import (
-    BooleanType,
-    DateType,
-    DecimalType,
-    IcebergType,
-    IntegerType,
-    LongType,
-    StringType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg import transforms, types
+from pyiceberg.transforms import IdentityTransform, Transform, TruncateTransform, VoidTransform
 
 from headrace.connectors.tables.rows import can_partition
 from headrace.enumerator.errors import UsageError
 
-_AS_THEY_ARE = (StringType, IntegerType, LongType, BooleanType, DateType)
-_TRANSFORMED = (StringType, IntegerType, LongType, DateType, DecimalType, TimestampType, TimestamptzType)
+_EITHER_WAY = (types.StringType, types.IntegerType, types.LongType, types.DateType)
+_AS_THEY_ARE = (*_EITHER_WAY, types.BooleanType)
+_TRANSFORMED = (*_EITHER_WAY, types.DecimalType, types.TimestampType, types.TimestamptzType)
 _EPOCH_DAY = date(1970, 1, 1)
 _EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
 _OF_TIME: dict[str, Transform[Any, Any]] = {
-    "year": YearTransform(),
-    "month": MonthTransform(),
-    "day": DayTransform(),
-    "hour": HourTransform(),
+    "year": transforms.YearTransform(),
+    "month": transforms.MonthTransform(),
+    "day": transforms.DayTransform(),
+    "hour": transforms.HourTransform(),
 }
 _CALL = re.compile(r"(\w+)\s*\(\s*(?:(\d{1,9})\s*,\s*)?(.+?)\s*\)")
 
@@ -58,7 +37,7 @@ class TablePartition:
 
     column: str
     transform: Transform[Any, Any]
-    kind: IcebergType | None = None
+    kind: types.IcebergType | None = None
 
     def __str__(self) -> str:
         return self.column if isinstance(self.transform, IdentityTransform) else f"{self.transform}({self.column})"
@@ -97,7 +76,7 @@ class TablePartition:
         match self.transform:
             case IdentityTransform():
                 return self.column
-            case BucketTransform():
+            case transforms.BucketTransform():
                 return f"{self.column}_bucket"
             case TruncateTransform():
                 return f"{self.column}_trunc"
@@ -110,7 +89,7 @@ class TablePartition:
     def can_be_written(self) -> bool:
         if isinstance(self.transform, VoidTransform):
             return True
-        if isinstance(self.transform, UnknownTransform) or self.kind is None:
+        if isinstance(self.transform, transforms.UnknownTransform) or self.kind is None:
             return False
         kinds = _AS_THEY_ARE if isinstance(self.transform, IdentityTransform) else _TRANSFORMED
         return isinstance(self.kind, kinds) and self.transform.can_transform(self.kind)
@@ -124,7 +103,7 @@ class TablePartition:
         assert self.kind is not None
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.timestamp("us"))  # in UTC, as the table has it
-            if isinstance(self.transform, TimeTransform):
+            if isinstance(self.transform, transforms.TimeTransform):
                 column = pc.floor_temporal(column, unit="hour")  # so that there are few
         found = column.dictionary_encode()
         function = self.transform.transform(self.kind)
@@ -144,23 +123,23 @@ class TablePartition:
         if not is_value:
             return int(text)
         match self.kind:
-            case StringType():
+            case types.StringType():
                 return text
-            case DateType():
+            case types.DateType():
                 return (date.fromisoformat(text) - _EPOCH_DAY).days
-            case BooleanType():
+            case types.BooleanType():
                 return text == "True"
-            case DecimalType():
+            case types.DecimalType():
                 return Decimal(text)
         return int(text)
 
 
 def _transform(name: str, number: int | None) -> Transform[Any, Any] | None:
-    if number is not None:
-        if not number:
-            return None
-        return BucketTransform(number) if name == "bucket" else TruncateTransform(number) if name == "truncate" else None
-    return VoidTransform() if name == "void" else _OF_TIME.get(name.removesuffix("s"))
+    if number is None:
+        return VoidTransform() if name == "void" else _OF_TIME.get(name.removesuffix("s"))
+    if not number:
+        return None
+    return transforms.BucketTransform(number) if name == "bucket" else TruncateTransform(number) if name == "truncate" else None
 
 
 def _internal(value: Any) -> Any:  # noqa: ANN401 - a value of any column

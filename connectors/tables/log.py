@@ -46,6 +46,11 @@ class JobMarker:
         found = [number for number in numbers if number is not None]
         return cls(*found) if len(found) == len(numbers) else None
 
+    @staticmethod
+    def names(job: str) -> tuple[str, ...]:
+        """What its numbers are called in a table, in their order. A job's name has no dot."""
+        return tuple(f"headrace.{job}{part}" for part in (".driver", "", ".recorded-by", ".content", ".claim", ".owner"))
+
     @property
     def claimed(self) -> JobClaim | None:
         return JobClaim(self.claim, numbered_content(self.owner)) if self.claim else None
@@ -54,33 +59,33 @@ class JobMarker:
         return self if claim is None else replace(self, claim=claim.number, owner=content_number(claim.driver_id))
 
 
-class FileLayout(ABC):
-    """What a table format wants in its files and reports about them."""
+class FileLayout:
+    """What a table format wants in its files and reports about them. As it is here: no partitions, all columns, no reports."""
 
     @property
-    @abstractmethod
     def sources(self) -> tuple[str, ...]:
         """The columns that partitions are made of."""
+        return ()
 
-    @abstractmethod
     def keys(self, rows: pa.RecordBatch) -> Sequence[pa.Array]:
         """What each row's partition is, in as many columns as partitions are made of."""
+        return ()
 
-    @abstractmethod
     def columns(self, schema: pa.Schema) -> pa.Schema:
         """The columns that are in the files, of those that the rows have."""
+        return schema
 
-    @abstractmethod
     def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
         """One row of `keys` as the log has it. Raises UsageError for a value that it cannot tell from another."""
+        return ()
 
     def measures(self, rows: pa.Table) -> Measures:
         """What `statistics` is to know of the rows of a row group."""
         return {}
 
-    @abstractmethod
     def statistics(self, footer: pq.FileMetaData, measured: Sequence[Measures]) -> str:
         """What the log reports about a file, by the measures of its row groups."""
+        return ""
 
 
 class TableFile(ABC):
@@ -142,9 +147,7 @@ class LoadedTable(ABC):
 
     @abstractmethod
     def drop_marker(self, job: str) -> None:
-        """Remove the marker of a name that is never used again, where the format can: tables must not grow with every
-        write.
-        """
+        """Remove the marker of a name never used again, where the format can: tables must not grow with every write."""
 
     @abstractmethod
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -61,9 +61,6 @@ class WorkFolder:
     def data_path(self, place: str, number: int) -> str:
         return f"{self._data}/{place}/{number:05d}.parquet"
 
-    def create(self, path: str) -> pa.NativeFile:
-        return self._new(path)
-
     def open_data(self, path: str) -> pa.NativeFile:
         return self._store.open_input_file(path)
 
@@ -129,10 +126,10 @@ class WorkFolder:
         return f"{self._folder}/{epoch}.{driver}.json"
 
     def _write(self, path: str, data: bytes) -> None:
-        with self._new(path) as file:
+        with self.create(path) as file:
             file.write(data)
 
-    def _new(self, path: str) -> pa.NativeFile:
+    def create(self, path: str) -> pa.NativeFile:
         """A new file; stores that have folders want them to be there."""
         try:
             return self._store.open_output_stream(path)

@@ -13,7 +13,6 @@ from pyarrow import types
 from headrace.connectors.tables.column_types import has_empty_struct
 from headrace.enumerator.errors import UsageError
 
-_INTEGERS = (types.is_int8, types.is_int16, types.is_int32, types.is_int64)
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}  # by the width of an unsigned integer
 _ROW = "__headrace_row"
 _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
@@ -164,9 +163,8 @@ def _is_wider(wanted: pa.DataType, found: pa.DataType) -> bool:
         if types.is_decimal(wanted):
             return bool(wanted.precision - wanted.scale >= _DIGITS[found.bit_width])
         return bool(types.is_signed_integer(wanted) and wanted.bit_width > found.bit_width)
-    width = [at for at, is_kind in enumerate(_INTEGERS) if is_kind(wanted)]
-    if width:
-        return any(is_kind(found) for is_kind in _INTEGERS[: width[0]])
+    if types.is_signed_integer(wanted):
+        return bool(types.is_signed_integer(found) and wanted.bit_width > found.bit_width)
     if types.is_floating(wanted):
         return bool(types.is_floating(found) and wanted.bit_width >= found.bit_width)
     if types.is_time(wanted):

@@ -98,9 +98,7 @@ class OpenTableSink(TwoPhaseSink[TableHandle], SingleCommit):
         written_columns(self.changes, schema, loaded, self.where)
 
     def begin(self, attempt: Attempt) -> TableTransaction:
-        """A new transaction; nothing is written before its first row. What an earlier attempt left is cleaned up at the
-        commit.
-        """
+        """A new transaction; nothing is written before a row. What an earlier attempt left is cleaned up at the commit."""
         check_job(attempt.job)
         return TableTransaction(self.log(), self._layout, attempt, self.where, self.changes)
 

@@ -1,6 +1,4 @@
-"""What a table's log reports about the values in a file, so that readers may skip the file. What is not certain is
-left out.
-"""
+"""What a table's log reports about the values in a file, so that readers may skip it. What is not certain is left out."""
 
 from __future__ import annotations
 

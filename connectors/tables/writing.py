@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -90,7 +90,9 @@ class TableTransaction(Transaction[TableHandle]):
         loaded.check_writable()
         schema = written_columns(self._changes, rows, loaded, self._where)
         work = WorkFolder(self._log.store(), self._attempt.job)
-        formats = loaded.files if self._changes is None else _Staged()
+        formats = (
+            loaded.files if self._changes is None else FileLayout()
+        )  # no table has staged files: the driver reads them whole
         stored = schema if self._changes is None else self._changes.staged_schema(rows, schema)
         files = PartitionedFiles(work, self._place, self._layout, formats, stored)
         work.open(self._place)
@@ -131,26 +133,6 @@ class _Begun:
     work: WorkFolder
     files: PartitionedFiles
     columns: list[str]
-
-
-class _Staged(FileLayout):
-    """Of files that no table has: the driver reads them whole."""
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return ()
-
-    def keys(self, rows: pa.RecordBatch) -> Sequence[pa.Array]:
-        return ()
-
-    def columns(self, schema: pa.Schema) -> pa.Schema:
-        return schema
-
-    def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
-        return ()
-
-    def statistics(self, footer: pq.FileMetaData, measured: Sequence[Measures]) -> str:
-        return ""
 
 
 class PartitionedFiles:

@@ -36,7 +36,6 @@ FETCH_BUDGET_BYTES = 32 << 20
 """Bound on what one reader holds fetched ahead, in bytes: it has many partitions, and a process has a reader for each slot."""
 
 _EARLIEST = Earliest()
-_LOG_APPEND_TIME = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class LogAppendTime:
 
     def micros(self, batch: pa.RecordBatch) -> pa.Int64Array:
         kinds = batch.column("timestampType")
-        if not pc.all(pc.equal(kinds, _LOG_APPEND_TIME)).as_py():
+        if not pc.all(pc.equal(kinds, 1)).as_py():  # 1 is LogAppendTime
             topic = batch.column("topic")[0].as_py()
             raise UsageError(
                 f"timestamp_policy LogAppendTime needs topics with message.timestamp.type=LogAppendTime, and {topic} "
@@ -147,7 +146,8 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         _no_java(expansion_service, key_deserializer, value_deserializer, consumer_factory_fn_class, consumer_factory_fn_params)
         _refuse_contradictions(output, with_metadata, columns, (value_format, key_format))
         config = _Config.of(consumer_config, commit=commit_offset_in_finalize)
-        self._event_time, limit = _event_time(timestamp_policy), _limit(max_num_records, max_read_time)
+        self._event_time = _event_time(timestamp_policy)
+        limit = None if max_num_records is None and max_read_time is None else Limit(max_num_records, max_read_time)
         source = KafkaSource(
             config.bootstrap,
             topics=topics,
@@ -318,10 +318,6 @@ def _elements(
     if with_metadata:
         return "ToRecords", to_records(as_kafka_records, event_time, KafkaRecord)
     return "ToPairs", to_records(as_pairs, event_time, tuple[bytes | None, bytes | None])
-
-
-def _limit(records: int | None, seconds: float | None) -> Limit | None:
-    return None if records is None and seconds is None else Limit(records, seconds)
 
 
 def _event_time(timestamp_policy: str) -> EventTime:

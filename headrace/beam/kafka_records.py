@@ -45,26 +45,13 @@ def as_pairs(batch: pa.RecordBatch) -> Iterable[tuple[bytes | None, bytes | None
 
 
 def as_kafka_records(batch: pa.RecordBatch) -> Iterable[KafkaRecord]:
-    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != "timestamp"}
-    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    names = ("topic", "partition", "offset", "key", "value", "headers", "timestampType")
+    columns = [batch.column(name).to_pylist() for name in names]
+    times = [-1 if micros is None else micros // 1000 for micros in batch.column("timestamp").cast(pa.int64()).to_pylist()]
     return (
-        KafkaRecord(topic, partition, offset, _millis(micros), key, value, _headers(headers), kind, _TYPE_NAMES[kind])
-        for topic, partition, offset, micros, key, value, headers, kind in zip(
-            columns["topic"],
-            columns["partition"],
-            columns["offset"],
-            times,
-            columns["key"],
-            columns["value"],
-            columns["headers"],
-            columns["timestampType"],
-            strict=True,
-        )
+        KafkaRecord(topic, partition, offset, millis, key, value, _headers(headers), kind, _TYPE_NAMES[kind])
+        for millis, topic, partition, offset, key, value, headers, kind in zip(times, *columns, strict=True)
     )
-
-
-def _millis(micros: int | None) -> int:
-    return -1 if micros is None else micros // 1000
 
 
 def _headers(headers: list[dict[str, Any]] | None) -> list[KafkaHeader]:

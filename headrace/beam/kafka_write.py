@@ -9,7 +9,7 @@ from typing import Any, Literal
 import apache_beam as beam
 import pyarrow as pa
 import pyarrow.compute as pc
-from apache_beam.transforms.window import GlobalWindow, GlobalWindows
+from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from headrace.connectors.beam.values import UNFIT, array_of, fields_of, same_but_for_units
@@ -185,8 +185,7 @@ class _ToBatches(beam.DoFn):
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
         if self._waiting:
-            window = GlobalWindow()
-            yield WindowedValue(self._batch(), window.max_timestamp(), (window,))
+            yield GlobalWindows.windowed_value_at_end_of_window(self._batch())
 
     def _batch(self) -> pa.RecordBatch:
         rows, self._waiting, self._bytes = self._waiting, [], 0

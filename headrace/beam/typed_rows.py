@@ -100,7 +100,7 @@ def _values(array: pa.Array) -> Sequence[Any]:
     kind = array.type
     if pa.types.is_struct(kind):
         names = [kind.field(i).name for i in range(kind.num_fields)]
-        made = _rows(names, [_values(array.field(i)) for i in range(kind.num_fields)]) if names else _empty(len(array))
+        made = _rows(names, [_values(array.field(i)) for i in range(kind.num_fields)]) if names else [Row()] * len(array)
         return [row if is_there else None for row, is_there in zip(made, array.is_valid().to_pylist(), strict=True)]
     if pa.types.is_list(kind):
         return _each(array, _values(array.values), list)
@@ -112,10 +112,6 @@ def _values(array: pa.Array) -> Sequence[Any]:
     if pa.types.is_uint64(kind):
         return [None if each is None else Decimal(each) for each in array.to_pylist()]
     return cast("Sequence[Any]", array.to_pylist())
-
-
-def _empty(count: int) -> Iterable[Row]:
-    return (Row() for _ in range(count))
 
 
 def _each(array: pa.Array, items: Sequence[Any], made: Callable[[Sequence[Any]], Any]) -> Sequence[Any]:

@@ -8,13 +8,12 @@ import sys
 import typer
 
 from headrace.cli.accept_loss import accept_loss, forget
-from headrace.cli.beam import beam_command
-from headrace.cli.broker import broker_command
 from headrace.cli.checkpoints import checkpoint_app
 from headrace.cli.dead_letters import dead_letters_app
 from headrace.cli.dump import dump_command
 from headrace.cli.lag import lag_command
 from headrace.cli.run import rescale_command, run_command, savepoint_command, top_command
+from headrace.cli.servers import beam_command, broker_command
 from headrace.cli.supervise import supervise_command
 from headrace.cli.tables import tables_app
 from headrace.cli.transactions import transactions_app

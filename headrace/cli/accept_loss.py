@@ -5,45 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from headrace.cli.durable_lists import DurableLists, read_lists
-from headrace.cli.options import ClientOptions, CommitTopic, Prefix, connect, grouped
+from headrace.cli.options import ClientOptions, CommitTopic, Prefix, Yes, connect, grouped
 from headrace.cli.output import Listing, confirm, note, show
-from headrace.cli.transactions import Completion, complete, kafka_sink, plan_commit
+from headrace.cli.transactions import complete, kafka_sink, plan_commit
 from headrace.connectors.base.jobs import check_job
-from headrace.connectors.kafka.write.names import (
-    DEFAULT_COMMIT_TOPIC,
-    DEFAULT_PREFIX,
-    EACH_ROWS_TOPIC,
-    digest_of,
-    parse_key,
-    parse_name,
-)
+from headrace.connectors.kafka.write import names
 from headrace.enumerator.errors import StateError
 
-if TYPE_CHECKING:
-    from headrace.connectors.kafka.client.cluster import KafkaCluster
-    from headrace.connectors.kafka.write.accept_loss import Loss
-    from headrace.connectors.kafka.write.sink import KafkaSink
-
 Job = Annotated[str, typer.Option(help="The job that cannot continue. Stop it first.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-
-LOSS_COLUMNS = ("job", "topic", "partition", "first offset", "last offset", "records", "reason")
-
-
-# --- accept-loss -------------------------------------------------------------------------------------------------------
 
 
 @grouped
 def accept_loss(
     *,
     job: Job,
-    prefix: Prefix = DEFAULT_PREFIX,
-    commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
+    prefix: Prefix = names.DEFAULT_PREFIX,
+    commit_topic: CommitTopic = names.DEFAULT_COMMIT_TOPIC,
     yes: Yes = False,
     client: ClientOptions,
 ) -> None:
@@ -54,6 +36,8 @@ def accept_loss(
     again, and continues with its next epoch. Prints one `loss` for each range of offsets that is given up (job, topic,
     partition, first and last offset, records, reason): keep it, nothing else names them afterwards.
     """
+    from headrace.connectors.kafka.write.accept_loss import LossAccepting
+
     sink = kafka_sink(client.client_properties(), prefix, commit_topic)
     cluster = connect(sink.config)
     due = plan_commit(read_lists(cluster, commit_topic), [job], prefix)
@@ -66,36 +50,15 @@ def accept_loss(
         confirm("Give up for good whatever of these can be neither committed nor copied?")
     rows: list[Sequence[object]] = []
     for item in due:
-        rows += _loss_rows(job, _accepted(cluster, replace(sink, topic=item.topic), item))
-    show(Listing("loss", "Given up", LOSS_COLUMNS, rows))
+        accepting = LossAccepting(replace(sink, topic=item.topic).committer(job), cluster)
+        complete(item, accepting)
+        for lost in accepting.losses:
+            gone = lost.written
+            rows.append((job, gone.topic, gone.partition, gone.first, gone.last, gone.records, lost.reason))
+    columns = ("job", "topic", "partition", "first offset", "last offset", "records", "reason")
+    show(Listing("loss", "Given up", columns, rows))
     if not rows:
         note("nothing was lost: the lists are completed")
-
-
-def _accepted(cluster: KafkaCluster, sink: KafkaSink, item: Completion) -> list[Loss]:
-    from headrace.connectors.kafka.write.accept_loss import LossAccepting
-
-    accepting = LossAccepting(sink.committer(item.job), cluster)
-    complete(item, accepting)
-    return accepting.losses
-
-
-def _loss_rows(job: str, losses: Sequence[Loss]) -> list[Sequence[object]]:
-    return [
-        (
-            job,
-            loss.written.topic,
-            loss.written.partition,
-            loss.written.first,
-            loss.written.last,
-            loss.written.records,
-            loss.reason,
-        )
-        for loss in losses
-    ]
-
-
-# --- forget ------------------------------------------------------------------------------------------------------------
 
 
 @grouped
@@ -103,8 +66,8 @@ def forget(
     *,
     job: Job,
     topic: Annotated[list[str] | None, typer.Option(help="A topic that it writes to and that was deleted. Repeatable.")] = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
+    prefix: Prefix = names.DEFAULT_PREFIX,
+    commit_topic: CommitTopic = names.DEFAULT_COMMIT_TOPIC,
     yes: Yes = False,
     client: ClientOptions,
 ) -> None:
@@ -119,43 +82,39 @@ def forget(
     sink = kafka_sink(client.client_properties(), prefix, commit_topic)
     cluster = connect(sink.config)
     lists = read_lists(cluster, commit_topic)
-    names = [found.transactional_id for found in Transactions(cluster).listing(f"{prefix}.{check_job(job)}.")]
-    destinations = known_destinations(recorded_digests(lists, names, prefix, job), _candidates(cluster, topic or ()))
+    ids = [found.transactional_id for found in Transactions(cluster).listing(f"{prefix}.{check_job(job)}.")]
+    candidates = {names.EACH_ROWS_TOPIC, *(topic or ()), *cluster.topics(re.compile(".*"))}
+    destinations = known_destinations(recorded_digests(lists, ids, prefix, job), candidates)
     if not destinations:
         raise StateError(
             f"nothing is known of job {job} with the prefix {prefix}: no list in {commit_topic}, no transactional id"
         )
     for key, commits in lists.lists.items():
-        if parse_key(key).job == job:
+        if names.parse_key(key).job == job:
             state = "completed" if commits.completed else f"{len(commits.handles)} transaction(s) NOT committed yet"
             note(f"job {job}, epoch {commits.epoch} to {commits.destination}: {state}")
     note("it has written to: " + ", ".join(destinations))
     if not yes:
         confirm(f"Forget what is recorded of job {job}, and abort what it has open?")
     for destination in destinations:
-        replace(sink, topic=None if destination == EACH_ROWS_TOPIC else destination).committer(job).start_over()
+        replace(sink, topic=None if destination == names.EACH_ROWS_TOPIC else destination).committer(job).start_over()
     show(Listing("forgotten", "Forgotten", ("job", "destination"), [(job, destination) for destination in destinations]))
 
 
 def recorded_digests(lists: DurableLists, transactional_ids: Collection[str], prefix: str, job: str) -> set[str]:
     """The digests of a job's destinations, by its lists, readable or not, and by the ids that coordinators know."""
-    keys = [parse_key(key) for key in (*lists.lists, *lists.unreadable)]
-    names = [name for name in map(parse_name, transactional_ids) if name is not None]
-    of_lists = {key.digest for key in keys if (key.prefix, key.job) == (prefix, job)}
-    of_names = {name.digest for name in names if (name.prefix, name.job) == (prefix, job)}
-    return {digest for digest in of_lists | of_names if digest is not None}
+    keys = [names.parse_key(key) for key in (*lists.lists, *lists.unreadable)]
+    known = {(key.prefix, key.job, key.digest) for key in keys}
+    known |= {(name.prefix, name.job, name.digest) for name in map(names.parse_name, transactional_ids) if name is not None}
+    return {digest for *owner, digest in known if owner == [prefix, job] and digest is not None}
 
 
 def known_destinations(digests: Collection[str], candidates: Collection[str]) -> list[str]:
     """The destinations that these digests stand for. Raises StateError for one that none of the candidates is."""
-    by_digest = {digest_of(candidate): candidate for candidate in candidates}
+    by_digest = {names.digest_of(candidate): candidate for candidate in candidates}
     unknown = sorted(set(digests) - by_digest.keys())
     if unknown:
         raise StateError(
             f"the job has written to a topic that is not there any more ({', '.join(unknown)}): name it by --topic"
         )
     return sorted(by_digest[digest] for digest in digests)
-
-
-def _candidates(cluster: KafkaCluster, given: Collection[str]) -> set[str]:
-    return {EACH_ROWS_TOPIC, *given, *cluster.topics(re.compile(".*"))}

@@ -18,6 +18,7 @@ from headrace.enumerator.errors import UsageError
 
 if TYPE_CHECKING:
     from headrace.connectors.kafka.client.cluster import KafkaCluster
+    from headrace.connectors.kafka.read.split import KafkaSplit
     from headrace.spark.checkpoints.copies import CopyPlan
     from headrace.spark.checkpoints.logs import SparkCheckpoint
 
@@ -33,15 +34,9 @@ Stopped = Annotated[
     bool, typer.Option("--stopped", help="The query is stopped, though its last batch is less than a minute old.")
 ]
 
-BATCH_COLUMNS = ("batch", "state", "planned at", "watermark", "sources")
-OFFSET_COLUMNS = ("source", "form", "topic", "topic id", "partition", "offset")
-LAG_COLUMNS = (*OFFSET_COLUMNS, "end", "lag")
-DIFF_COLUMNS = ("source", "topic", "topic id", "partition", "first", "second", "difference")
-FINDING_COLUMNS = ("kind", "where", "what")
-
 
 def opened(location: str) -> SparkCheckpoint:
-    """The checkpoint. Raises UsageError where there is none."""
+    """Raises UsageError where there is none."""
     with needs_extra("spark", "pyspark"):
         import headrace.spark.checkpoints.positions  # noqa: F401 - all commands read them, by PySpark's types
         from headrace.spark.checkpoints.logs import read_checkpoint
@@ -59,7 +54,14 @@ def show_command(location: Location, *, batch: Batch = None, as_json: Json = Fal
     """
     checkpoint = opened(location)
     cluster = _cluster(client)
-    listings = [_query(checkpoint), _batches(checkpoint), *_offsets(checkpoint, batch, cluster), _damaged(checkpoint)]
+    query = (checkpoint.query_id, len(checkpoint.planned), len(checkpoint.committed), len(checkpoint.state_operators))
+    damaged = [(file.name, file.why) for file in checkpoint.damaged]
+    listings = [
+        Listing("query", "Query", ("id", "planned", "committed", "stateful operators"), [query]),
+        _batches(checkpoint),
+        *_offsets(checkpoint, batch, cluster),
+        Listing("damaged", "Damaged files", ("file", "why"), damaged),
+    ]
     _print(listings, is_json=as_json)
 
 
@@ -100,7 +102,7 @@ def verify_checkpoint_command(location: Location, *, as_json: Json = False, clie
     if cluster is not None and not any(finding.kind.prevents_restore for finding in found):
         found += findings_in_cluster(cluster, checkpoint)
     rows = [(finding.kind.value, finding.where, finding.what) for finding in found]
-    _print([Listing("finding", "DiscoveryResult", FINDING_COLUMNS, rows)], is_json=as_json)
+    _print([Listing("finding", "DiscoveryResult", ("kind", "where", "what"), rows)], is_json=as_json)
     is_bad = any(finding.kind.prevents_restore for finding in found)
     asked = "" if cluster is not None else " (topics and offsets were not looked at: give --bootstrap)"
     note(f"the query can{'not' if is_bad else ''} continue from this checkpoint{asked}")
@@ -231,9 +233,7 @@ def parse_positions(texts: Iterable[str]) -> dict[tuple[str, int], int]:
 
 def _cluster(client: ClientOptions) -> KafkaCluster | None:
     """The cluster that the options, or the environment, name; None where they name none."""
-    if not (any(astuple(client)) or os.environ.get(BOOTSTRAP_VARIABLE)):
-        return None
-    return client.connect()
+    return client.connect() if any(astuple(client)) or os.environ.get(BOOTSTRAP_VARIABLE) else None
 
 
 def _copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, stopped: bool) -> None:
@@ -252,15 +252,8 @@ def _print(listings: Sequence[Listing], *, is_json: bool) -> None:
             show(listing)
         return
     names = {listing.kind: [name.replace(" ", "_") for name in listing.columns] for listing in listings}
-    document = {
-        listing.kind: [dict(zip(names[listing.kind], row, strict=True)) for row in listing.rows] for listing in listings
-    }
+    document = {each.kind: [dict(zip(names[each.kind], row, strict=True)) for row in each.rows] for each in listings}
     typer.echo(json.dumps(document, indent=2))
-
-
-def _query(checkpoint: SparkCheckpoint) -> Listing:
-    row = (checkpoint.query_id, len(checkpoint.planned), len(checkpoint.committed), len(checkpoint.state_operators))
-    return Listing("query", "Query", ("id", "planned", "committed", "stateful operators"), [row])
 
 
 def _batches(checkpoint: SparkCheckpoint) -> Listing:
@@ -270,7 +263,7 @@ def _batches(checkpoint: SparkCheckpoint) -> Listing:
         state = "committed" if number in checkpoint.committed else "planned"
         times = (None, None) if batch is None else (instant(batch.planned_ms), instant(batch.watermark_ms or None))
         rows.append((number, state, *times, 0 if batch is None else len(batch.sources)))
-    return Listing("batch", "Batches", BATCH_COLUMNS, rows)
+    return Listing("batch", "Batches", ("batch", "state", "planned at", "watermark", "sources"), rows)
 
 
 def _offsets(checkpoint: SparkCheckpoint, number: int | None, cluster: KafkaCluster | None) -> list[Listing]:
@@ -288,18 +281,18 @@ def _offsets(checkpoint: SparkCheckpoint, number: int | None, cluster: KafkaClus
             continue
         ends = [] if cluster is None else [(state.end, state.lag) for state in partition_states(cluster, positions)]
         for at, split in enumerate(positions):
-            reported = (source.name, positions.form.value, split.topic, None if split.topic_id is None else str(split.topic_id))
+            reported = (source.name, positions.form.value, split.topic, _topic_id(split))
             rows.append((*reported, split.partition, split.next_offset, *(ends[at] if ends else ())))
     shown = checkpoint.last_planned if number is None else number
-    columns = OFFSET_COLUMNS if cluster is None else LAG_COLUMNS
+    columns = ("source", "form", "topic", "topic id", "partition", "offset", *(() if cluster is None else ("end", "lag")))
     return [
         Listing("offset", f"Offsets after batch {shown}", columns, rows),
         Listing("other", "Other sources", ("source", "text"), others),
     ]
 
 
-def _damaged(checkpoint: SparkCheckpoint) -> Listing:
-    return Listing("damaged", "Damaged files", ("file", "why"), [(file.name, file.why) for file in checkpoint.damaged])
+def _topic_id(split: KafkaSplit) -> str | None:
+    return None if split.topic_id is None else str(split.topic_id)
 
 
 def _differences(first: SparkCheckpoint, second: SparkCheckpoint, number: int | None) -> list[Listing]:
@@ -319,15 +312,15 @@ def _differences(first: SparkCheckpoint, second: SparkCheckpoint, number: int | 
     ]
     texts, others = (_other_texts(checkpoint, number) for checkpoint in (first, second))
     reported = [(source, texts.get(source), others.get(source)) for source in sorted({*texts, *others})]
+    columns = ("source", "topic", "topic id", "partition", "first", "second", "difference")
     return [
         Listing("query", "Queries", ("what", "first", "second"), [fact for fact in facts if fact[1] != fact[2]]),
-        Listing("offset", "Offsets", DIFF_COLUMNS, rows),
+        Listing("offset", "Offsets", columns, rows),
         Listing("other", "Other sources", ("source", "first", "second"), [row for row in reported if row[1] != row[2]]),
     ]
 
 
-StoredPlace = tuple[str, str, str | None, int]
-"""Source, topic, topic id, partition."""
+StoredPlace = tuple[str, str, str | None, int]  # source, topic, topic id, partition
 
 
 def _by_name(positions: dict[StoredPlace, int]) -> dict[StoredPlace, int]:
@@ -349,7 +342,7 @@ def _positions(checkpoint: SparkCheckpoint, number: int | None) -> dict[StoredPl
     if number is None and checkpoint.last_planned is None:
         return {}
     return {
-        (source.name, split.topic, None if split.topic_id is None else str(split.topic_id), split.partition): split.next_offset
+        (source.name, split.topic, _topic_id(split), split.partition): split.next_offset
         for source in checkpoint.batch(number).sources
         for split in stored_positions(source.text)
     }

@@ -15,7 +15,7 @@ offsets of an input partition must not decrease within an output partition. Orde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
@@ -25,10 +25,6 @@ from headrace.enumerator.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-HASH_BYTES = 16
-
-# --- identities --------------------------------------------------------------------------------------------------------
 
 
 class RecordField(StrEnum):
@@ -53,7 +49,6 @@ class Identity:
         return ("partition", "offset") if self.field is RecordField.POSITION else (self.field.value,)
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, ...]]:
-        """Each record's identity, not hashed."""
         if not self.headers:
             yield from cells_of(batch, self.columns)
             return
@@ -62,7 +57,6 @@ class Identity:
             yield tuple(named.get(name) for name in self.headers)
 
     def hashes(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        """Each record's identity as a hash."""
         return map(identity_hash, self.parts(batch))
 
 
@@ -73,29 +67,25 @@ class RowIdentity:
     columns: tuple[str, ...]
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, ...]]:
-        """Each row's identity, not hashed."""
         return cells_of(batch, self.columns)
 
     def hashes(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        """Each row's identity as a hash."""
         return map(identity_hash, self.parts(batch))
 
 
 def cells_of(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[bytes | None, ...]]:
     """The cells of these columns as bytes: texts as UTF-8, whole numbers as digits. Raises UsageError for other types."""
+    import pyarrow as pa
+
     for name in columns:
         kind = batch.schema.field(name).type
-        if not any(is_kind(kind) for is_kind in _comparable()):
+        if not any(getattr(pa.types, f"is_{each}")(kind) for each in _COMPARABLE):
             raise UsageError(f"column {name!r} is {kind}: what identifies a record is bytes, a text or a whole number")
     cells = [map(_as_bytes, batch.column(name).to_pylist()) for name in columns]
     return zip(*cells, strict=True)
 
 
-def _comparable() -> Sequence[Callable[[pa.DataType], bool]]:
-    from pyarrow import types
-
-    texts = (types.is_string, types.is_large_string, types.is_string_view)
-    return (*texts, types.is_binary, types.is_large_binary, types.is_binary_view, types.is_integer)
+_COMPARABLE = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "integer")
 
 
 def _as_bytes(value: bytes | str | int | None) -> bytes | None:
@@ -105,16 +95,13 @@ def _as_bytes(value: bytes | str | int | None) -> bytes | None:
 def identity_hash(parts: tuple[bytes | None, ...]) -> bytes:
     """128 bits of BLAKE2b. The boundaries between parts, and whether a part is missing, are part of the hash."""
     if len(parts) == 1 and parts[0] is not None:
-        return blake2b(parts[0], digest_size=HASH_BYTES).digest()
+        return blake2b(parts[0], digest_size=16).digest()
     framed = b"".join(b"\0" if part is None else b"\1" + len(part).to_bytes(8) + part for part in parts)
-    return blake2b(framed, digest_size=HASH_BYTES, person=b"parts").digest()
+    return blake2b(framed, digest_size=16, person=b"parts").digest()
 
 
 def header_values(headers: Sequence[Mapping[str, Any]] | None) -> dict[str, bytes | None]:
     return {item["key"]: item["value"] for item in headers or ()}
-
-
-# --- counting ----------------------------------------------------------------------------------------------------------
 
 
 class RecordFault(StrEnum):
@@ -133,8 +120,7 @@ class TopicCounts:
     records_out: int = 0
     duplicates: int = 0
     foreign: int = 0
-    repeated: int = 0
-    """Records of the input beyond the first of their identity."""
+    repeated: int = 0  # records of the input beyond the first of their identity
     _balance: dict[bytes, int] = field(default_factory=dict)
 
     @property
@@ -184,8 +170,7 @@ class OrderCheck:
 
     names: tuple[str, str, str]
     violations: int = 0
-    unmarked: int = 0
-    """Records without these headers, or whose offset is not a number."""
+    unmarked: int = 0  # records without these headers, or whose offset is not a number
     _last: dict[tuple[int, bytes, bytes], int] = field(default_factory=dict)
 
     def add(self, partition: int, headers: Sequence[Mapping[str, Any]] | None) -> bool:

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-COLUMNS = ("key", "value", "headers", "partition", "offset", "timestamp")
-"""What is read of a topic of dead letters."""
-COUNT_COLUMNS = ("topic", "reason", "letters", "first", "last")
+COLUMNS = ("key", "value", "headers", "partition", "offset", "timestamp")  # what is read of a topic of dead letters
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _ROWS = pa.schema(
@@ -57,10 +55,7 @@ def dead_letters_in(batch: pa.RecordBatch) -> Iterator[DeadLetterRecord]:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Selects dead letters: of these topics (none: of any), with this text in their reason, written in this time.
-
-    `since_ms` is inclusive, `until_ms` exclusive; a dead letter without a time is in no period.
-    """
+    """Selects dead letters. `since_ms` is inclusive, `until_ms` exclusive; one without a time is in no period."""
 
     topics: frozenset[str] = frozenset()
     reason: str | None = None
@@ -72,14 +67,10 @@ class DeadLetterFilter:
             return False
         if self.reason is not None and self.reason.lower() not in (record.origin.reason or "").lower():
             return False
-        return self._in_time(record.time_ms)
-
-    def _in_time(self, time_ms: int | None) -> bool:
-        if self.since_ms is None and self.until_ms is None:
-            return True
-        if time_ms is None:
-            return False
-        return (self.since_ms is None or time_ms >= self.since_ms) and (self.until_ms is None or time_ms < self.until_ms)
+        if record.time_ms is None:
+            return self.since_ms is None and self.until_ms is None
+        is_late_enough = self.since_ms is None or record.time_ms >= self.since_ms
+        return is_late_enough and (self.until_ms is None or record.time_ms < self.until_ms)
 
 
 def moment_ms(option: str, text: str | None) -> int | None:
@@ -93,9 +84,6 @@ def moment_ms(option: str, text: str | None) -> int | None:
     return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-# --- counted ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Count:
     """Dead letters of one topic and reason."""
@@ -104,11 +92,11 @@ class Count:
     first_ms: int | None = None
     last_ms: int | None = None
 
-    def add(self, record: DeadLetterRecord) -> None:
+    def add(self, time_ms: int | None) -> None:
         self.records += 1
-        if record.time_ms is not None:
-            self.first_ms = record.time_ms if self.first_ms is None else min(self.first_ms, record.time_ms)
-            self.last_ms = record.time_ms if self.last_ms is None else max(self.last_ms, record.time_ms)
+        if time_ms is not None:
+            self.first_ms = min(time_ms, time_ms if self.first_ms is None else self.first_ms)
+            self.last_ms = max(time_ms, time_ms if self.last_ms is None else self.last_ms)
 
 
 @dataclass(slots=True)
@@ -123,17 +111,12 @@ class DeadLetterCounts:
         self.others += batch.num_rows - len(found)
         for record in filter(wanted.takes, found):
             key = (record.origin.topic, record.origin.reason or record.origin.exception or "")
-            self.by_reason.setdefault(key, Count()).add(record)
+            self.by_reason.setdefault(key, Count()).add(record.time_ms)
 
-    def rows(self) -> list[Sequence[object]]:
-        """The cells of COUNT_COLUMNS, the most frequent first within each topic."""
-        ordered = sorted(self.by_reason.items(), key=lambda item: (item[0][0], -item[1].records, item[0][1]))
-        return [
-            (topic, reason, each.records, instant(each.first_ms), instant(each.last_ms)) for (topic, reason), each in ordered
-        ]
-
-
-# --- replayed ---------------------------------------------------------------------------------------------------------
+    def rows(self) -> Sequence[Sequence[object]]:
+        """Topic, reason, count, first and last time, the most frequent first within each topic."""
+        found = [(*key, each.records, instant(each.first_ms), instant(each.last_ms)) for key, each in self.by_reason.items()]
+        return sorted(found, key=lambda row: (row[0], -row[2], row[1]))
 
 
 @dataclass(frozen=True)
@@ -152,7 +135,6 @@ class Replay:
     to: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a destination that would be read again, or that holds lists of transactions."""
         if self.to in self._closed_topics:
             raise UsageError(f"--to {self.to} {self._closed_topics[self.to]}")
 
@@ -169,7 +151,6 @@ class Replay:
         return {**lists, self.topic: "is the topic of the dead letters themselves"}
 
     def __call__(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The records of one batch, in its order."""
         wanted = list(filter(self.wanted.takes, dead_letters_in(batch)))
         due = [record for record in wanted if record.origin.replays < self.max_replays]
         if len(due) < len(wanted):
@@ -184,12 +165,11 @@ class Replay:
 
         partitions = {}
         for record in due:
-            name = self._destination(record)
+            name = record.origin.topic if self.to is None else self.to
             if name in partitions:
                 continue
-            what = (
-                f"the dead letter at offset {record.offset} of {self.topic}-{record.partition} is for the topic {name!r}, which"
-            )
+            place = f"offset {record.offset} of {self.topic}-{record.partition}"
+            what = f"the dead letter at {place} is for the topic {name!r}, which"
             advice = "leave it out with --from-topic, or choose another topic with --to"
             if name in self._closed_topics:
                 raise WrongOutputError(f"{what} {self._closed_topics[name]}: {advice}")
@@ -199,12 +179,10 @@ class Replay:
             partitions[name] = len(found.partitions)
         return partitions
 
-    def _destination(self, record: DeadLetterRecord) -> str:
-        return record.origin.topic if self.to is None else self.to
-
     def _row(self, record: DeadLetterRecord, partitions: dict[str, int]) -> dict[str, object]:
         """The key chooses the partition where the original one does not exist any more."""
-        topic, origin = self._destination(record), record.origin
+        origin = record.origin
+        topic = origin.topic if self.to is None else self.to
         is_there = self.to is None and origin.partition is not None and origin.partition < partitions[topic]
         headers = [{"key": name, "value": value} for name, value in replayed_headers(origin)]
         partition = origin.partition if is_there else None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.dead_letter_records import COLUMNS, COUNT_COLUMNS, DeadLetterCounts, DeadLetterFilter, Replay, moment_ms
+from headrace.cli.dead_letter_records import COLUMNS, DeadLetterCounts, DeadLetterFilter, Replay, moment_ms
 from headrace.cli.dump import RECORD_COLUMNS, Encoding, record_rows, typed_values
 from headrace.cli.options import ClientOptions, CommitTopic, Prefix, RegistryUrl, grouped
 from headrace.cli.output import Listing, escaped, note, show
@@ -24,41 +24,42 @@ if TYPE_CHECKING:
 
 dead_letters_app = typer.Typer(no_args_is_help=True, help="Look at dead letters, and put them back where they came from.")
 
-MOST_REPLAYS = 3
-
 Topic = Annotated[str, typer.Argument(help="A topic of dead letters, of headrace or of Kafka Connect.")]
-FromTopic = Annotated[
-    list[str] | None, typer.Option(help="Only dead letters that came from this topic. May be repeated.", metavar="TOPIC")
-]
-Reason = Annotated[str | None, typer.Option(help="Only dead letters with this text in their reason; case is ignored.")]
-Since = Annotated[str | None, typer.Option(help="Only dead letters written at this time or later: 2026-11-23T10:00:00Z.")]
-Until = Annotated[str | None, typer.Option(help="Only dead letters written before this time.")]
 
 
-def _wanted(topics: list[str] | None, reason: str | None, since: str | None, until: str | None) -> DeadLetterFilter:
-    return DeadLetterFilter(frozenset(topics or ()), reason, moment_ms("--since", since), moment_ms("--until", until))
+@dataclass(frozen=True, slots=True)
+class FilterOptions:
+    """The options that select dead letters. A parameter of a command: see `grouped`."""
+
+    from_topic: Annotated[
+        list[str] | None, typer.Option(help="Only dead letters that came from this topic. May be repeated.", metavar="TOPIC")
+    ] = None
+    reason: Annotated[str | None, typer.Option(help="Only dead letters with this text in their reason; case is ignored.")] = (
+        None
+    )
+    since: Annotated[
+        str | None, typer.Option(help="Only dead letters written at this time or later: 2026-11-23T10:00:00Z.")
+    ] = None
+    until: Annotated[str | None, typer.Option(help="Only dead letters written before this time.")] = None
+
+    def wanted(self) -> DeadLetterFilter:
+        since, until = moment_ms("--since", self.since), moment_ms("--until", self.until)
+        return DeadLetterFilter(frozenset(self.from_topic or ()), self.reason, since, until)
 
 
 @dead_letters_app.command(name="list")
 @grouped
-def list_command(
-    topic: Topic,
-    *,
-    from_topic: FromTopic = None,
-    reason: Reason = None,
-    since: Since = None,
-    until: Until = None,
-    client: ClientOptions,
-) -> None:
+def list_command(topic: Topic, *, selection: FilterOptions, client: ClientOptions) -> None:
     """Count dead letters by the topic that they came from and the reason.
 
     Plain lines are `letters` (topic, reason, letters, first, last).
     """
-    wanted = _wanted(from_topic, reason, since, until)
+    wanted = selection.wanted()
     counts, reader = DeadLetterCounts(), TopicReader(client.connect(), client.client_properties())
     for batch in reader.batches(topic, COLUMNS):
         counts.add(batch, wanted)
-    show(Listing("letters", f"Dead letters in {topic}", COUNT_COLUMNS, counts.rows()))
+    columns = ("topic", "reason", "letters", "first", "last")
+    show(Listing("letters", f"Dead letters in {topic}", columns, counts.rows()))
     if counts.others:
         note(f"{counts.others} records of {topic} are not dead letters: they do not say which topic they came from")
     reader.note_hidden(topic)
@@ -107,11 +108,8 @@ def replay_command(
     to: Annotated[str | None, typer.Option(help="Write all to this topic. Default: where each came from.")] = None,
     max_replays: Annotated[
         int, typer.Option(help="Leave records that were replayed this often before, as they fail again and again.", min=1)
-    ] = MOST_REPLAYS,
-    from_topic: FromTopic = None,
-    reason: Reason = None,
-    since: Since = None,
-    until: Until = None,
+    ] = 3,
+    selection: FilterOptions,
     prefix: Prefix = DEFAULT_PREFIX,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
     client: ClientOptions,
@@ -132,7 +130,7 @@ def replay_command(
     given = client.client_properties()
     reader = TopicReader(client.connect(), given)
     sink = KafkaSink(given["bootstrap.servers"], properties=given, transactional_id_prefix=prefix, commit_topic=commit_topic)
-    replay = Replay(sink, topic, _wanted(from_topic, reason, since, until), max_replays, to)
+    replay = Replay(sink, topic, selection.wanted(), max_replays, to)
     source = replace(reader.source(topic, COLUMNS), fail_on_data_loss=False)  # retention may have deleted unread ones
     with own_folder(checkpoints, replay) as settings:
         supervise(PipelineSpec(source, sink, replay), settings, forked_apart, text_report(settings.folder))
@@ -158,11 +156,10 @@ def own_folder(folder: Path, replay: Replay) -> Iterator[RunSettings]:
             write_whole(file, selection.encode())
         elif (found := file.read_text()) != selection:
             raise UsageError(f"{folder} has the checkpoints of the replay {found}; give {selection} another folder")
-        start: Path | None = None
+        start: str | None = None
         for number in itertools.count(1):
             run, savepoints = folder / f"run-{number}", folder / f"savepoint-{number}"
             if not (ended := sorted(savepoints.glob("*.json"))):
                 break
-            start = ended[-1]
-        from_savepoint = None if start is None else str(start)
-        yield RunSettings(str(run), savepoints=str(savepoints), from_savepoint=from_savepoint)
+            start = str(ended[-1])
+        yield RunSettings(str(run), savepoints=str(savepoints), from_savepoint=start)

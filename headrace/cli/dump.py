@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,20 +32,9 @@ else:  # an enum at run time: Typer lists and checks its values
     Encoding = StrEnum("Encoding", {name: name for name, spec in FORMATS.items() if spec.registry_kind is not None})
 """The formats whose schemas a registry has."""
 
-MOST_BATCHES = 100
 BATCH_COLUMNS = (
-    "partition",
-    "base offset",
-    "last offset",
-    "records",
-    "producer id",
-    "epoch",
-    "sequence",
-    "transaction",
-    "coordinator epoch",
-    "compression",
-    "bytes",
-    "timestamp",
+    *("partition", "base offset", "last offset", "records", "producer id", "epoch", "sequence"),
+    *("transaction", "coordinator epoch", "compression", "bytes", "timestamp"),
 )
 RECORD_COLUMNS = ("partition", "offset", "timestamp", "key", "value", "transaction")
 
@@ -53,66 +43,41 @@ def batch_row(partition: int, batch: DumpedBatch) -> Sequence[object]:
     """The cells of BATCH_COLUMNS. `transaction`: its outcome, the type of a marker, or None."""
     stored = batch.stored
     numbers = (stored.producer_id, stored.producer_epoch, stored.base_sequence)
-    producer_id, epoch, sequence = (None if number < 0 else number for number in numbers)
-    return (
-        partition,
-        stored.base_offset,
-        stored.last_offset,
-        stored.records,
-        producer_id,
-        epoch,
-        sequence,
-        _transaction(batch),
-        batch.marker.coordinator_epoch if batch.marker else None,
-        stored.compression,
-        len(stored.data),
-        instant(stored.max_timestamp_ms),
-    )
+    producer = (None if number < 0 else number for number in numbers)
+    epoch = batch.marker.coordinator_epoch if batch.marker else None
+    head = (partition, stored.base_offset, stored.last_offset, stored.records, *producer, _transaction(batch), epoch)
+    return (*head, stored.compression, len(stored.data), instant(stored.max_timestamp_ms))
 
 
-class RegistryValues:
-    """Keys or values as JSON, each by the schema that it names in a registry."""
-
-    def __init__(self, registry: SchemaRegistry, field: str, encoding: Encoding) -> None:
-        """`field`: key or value."""
-        self._registry, self._field, self._encoding = registry, field, encoding
-
-    def shown(self, values: pa.Array, headers: pa.Array) -> list[str]:
-        """Each on one line; what cannot be decoded as its bytes, with the reason.
-
-        Raises DeadlineExceededError where the registry does not answer, and AuthenticationError.
-        """
-        from headrace.connectors.formats.registry.framing import Framed, framing
-
-        texts = [escaped(value) for value in values.to_pylist()]
-        groups = list(framing(values, headers, self._field))
-        schemas = self._registry.by_ids({group.schema_id for group in groups if isinstance(group, Framed)})
-        for group in groups:
-            rows = group.rows.to_pylist()
-            own = values.take(group.rows)
-            found = _decoded(group, schemas, own, self._encoding) if isinstance(group, Framed) else group.reason
-            if isinstance(found, str):
-                for row in rows:
-                    texts[row] = f"{texts[row]} ({found})"
-                continue
-            for part in found:
-                reasons = {each.row: each.reason for each in part.decoded.bad}
-                for index, (at, value) in enumerate(zip(part.rows, part.decoded.values.to_pylist(), strict=True)):
-                    row, reported = rows[at], one_line(json.dumps(value, default=str, ensure_ascii=False))
-                    texts[row] = f"{texts[row]} ({reasons[index]})" if index in reasons else reported
-        return texts
+Shown = Callable[["pa.Array", "pa.Array"], list[str]]
+"""Keys or values, and the records' headers, to a text for each, on one line."""
 
 
-class _Part(NamedTuple):
-    """Some rows of a group, decoded."""
+def _as_json(registry: SchemaRegistry, field: str, encoding: Encoding, values: pa.Array, headers: pa.Array) -> list[str]:
+    """Each by the schema that it names in a registry; else its bytes, with the reason. Raises as the registry's client."""
+    from headrace.connectors.formats.registry.framing import Framed, framing
 
-    rows: Sequence[int]
-    decoded: DecodedValues
+    texts = [escaped(value) for value in values.to_pylist()]
+    groups = list(framing(values, headers, field))
+    schemas = registry.by_ids({group.schema_id for group in groups if isinstance(group, Framed)})
+    for group in groups:
+        rows = group.rows.to_pylist()
+        found = _decoded(group, schemas, values.take(group.rows), encoding) if isinstance(group, Framed) else group.reason
+        if isinstance(found, str):
+            for row in rows:
+                texts[row] = f"{texts[row]} ({found})"
+            continue
+        for places, decoded in found:
+            reasons = {each.row: each.reason for each in decoded.bad}
+            for index, (at, value) in enumerate(zip(places, decoded.values.to_pylist(), strict=True)):
+                row, reported = rows[at], one_line(json.dumps(value, default=str, ensure_ascii=False))
+                texts[row] = f"{texts[row]} ({reasons[index]})" if index in reasons else reported
+    return texts
 
 
 def _decoded(
     group: Framed, schemas: Mapping[SchemaId, RegisteredSchema], values: pa.Array, wanted: Encoding
-) -> list[_Part] | str:
+) -> list[tuple[Sequence[int], DecodedValues]] | str:
     """Values of one schema, by the message types that they name if it has several; or why they cannot be decoded."""
     import pyarrow as pa
 
@@ -127,7 +92,7 @@ def _decoded(
         return f"schema {schema.id} of the registry is {schema.kind}"
     try:
         if "message" in spec.arguments:
-            return [_Part(rows, made.decode(bodies)) for rows, bodies, made in by_message_type(schema, group, values)]
+            return [(rows, made.decode(bodies)) for rows, bodies, made in by_message_type(schema, group, values)]
         recursive: Recursive | None = "json" if "recursive" in spec.arguments else None
         made = create_format(wanted, schema=schema.text, references=dict(schema.references), recursive=recursive)
         if recursive is not None and is_raw(schema):
@@ -135,12 +100,10 @@ def _decoded(
     except UsageError as error:
         return str(error)
     bodies = pa.array([value[group.skipped :] for value in values.to_pylist()], pa.binary())
-    return [_Part(range(len(bodies)), made.decode(bodies))]
+    return [(range(len(bodies)), made.decode(bodies))]
 
 
-def record_rows(
-    topic: str, partition: int, batch: DumpedBatch, typed: Mapping[str, RegistryValues]
-) -> Iterator[Sequence[object]]:
+def record_rows(topic: str, partition: int, batch: DumpedBatch, typed: Mapping[str, Shown]) -> Iterator[Sequence[object]]:
     """The cells of RECORD_COLUMNS for each record; none for a marker. `typed`: what shows key and value, if not as bytes."""
     from headrace.connectors.kafka.format.stored_batch import records_of
 
@@ -150,7 +113,7 @@ def record_rows(
     times = records.column("timestamp").cast("int64").to_pylist()
     offsets = records.column("offset").to_pylist()
     cells = [
-        typed[name].shown(records.column(name), records.column("headers"))
+        typed[name](records.column(name), records.column("headers"))
         if name in typed
         else [escaped(each) for each in records.column(name).to_pylist()]
         for name in ("key", "value")
@@ -162,7 +125,7 @@ def record_rows(
 
 def typed_values(
     registry: str | None, encodings: Mapping[str, Encoding | None], properties: Mapping[str, str]
-) -> dict[str, RegistryValues]:
+) -> dict[str, Shown]:
     """What shows key and value where they have an encoding. Raises UsageError for options that need each other."""
     wanted = {name: encoding for name, encoding in encodings.items() if encoding is not None}
     if bool(wanted) != (registry is not None):
@@ -172,7 +135,7 @@ def typed_values(
     from headrace.connectors.formats.registry.client import SchemaRegistry
 
     client = SchemaRegistry(registry, properties)
-    return {name: RegistryValues(client, name, encoding) for name, encoding in wanted.items()}
+    return {name: partial(_as_json, client, name, encoding) for name, encoding in wanted.items()}
 
 
 def _transaction(batch: DumpedBatch) -> str | None:
@@ -189,7 +152,7 @@ def dump_command(
     start: Annotated[
         int | None, typer.Option("--from", help="First offset; needs --partition. Default: the beginning of the log.", min=0)
     ] = None,
-    limit: Annotated[int, typer.Option(help="Maximum number of batches per partition.", min=1)] = MOST_BATCHES,
+    limit: Annotated[int, typer.Option(help="Maximum number of batches per partition.", min=1)] = 100,
     records: Annotated[bool, typer.Option("--records", help="Print the records of each batch as well.")] = False,
     value_format: Annotated[Encoding | None, typer.Option(help="Print values as JSON, by a schema registry.")] = None,
     key_format: Annotated[Encoding | None, typer.Option(help="The same for keys.")] = None,
@@ -219,7 +182,7 @@ def dump_command(
             note(f"{topic}-{number} has more: use --partition {number} --from {more.stored.base_offset}, or a higher --limit")
 
 
-def _print(topic: str, partition: int, batches: Iterator[DumpedBatch], typed: Mapping[str, RegistryValues] | None) -> None:
+def _print(topic: str, partition: int, batches: Iterator[DumpedBatch], typed: Mapping[str, Shown] | None) -> None:
     """For scripts one line per item, streamed; on a terminal two tables. `typed` None: without records."""
     out = console()
     rows, lines = [], []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from headrace.connectors.kafka.client.cluster import KafkaCluster
     from headrace.connectors.kafka.client.properties import Isolation
     from headrace.connectors.kafka.client.topology import TopicPartition
-
-COLUMNS = ("topic", "partition", "committed", "end", "high watermark", "lag")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +41,7 @@ class PartitionLag:
 
 
 def lag_of(cluster: KafkaCluster, group: str, topics: Collection[str]) -> list[PartitionLag]:
-    """Every partition of these topics; with no topics, every partition the group has committed.
-
-    Raises UnknownTopicError for topics that do not exist, StateError for a group that has committed nothing.
-    """
+    """Of these topics, or of all that the group has committed. Raises UnknownTopicError, StateError for none committed."""
     from headrace.connectors.kafka.client.properties import Isolation
 
     wanted: list[TopicPartition] | None = None
@@ -74,20 +69,13 @@ def _ends(
     return {tp: answer.offset for tp, answer in answers.items()}
 
 
-def lag_rows(lags: Sequence[PartitionLag]) -> list[Sequence[object]]:
-    return [(item.topic, item.partition, item.committed, item.stable_end, item.high_watermark, item.lag) for item in lags]
-
-
-def total(lags: Sequence[PartitionLag]) -> int:
-    return sum(item.lag or 0 for item in lags)
-
-
 def tables(group: str, lags: Sequence[PartitionLag]) -> list[Listing]:
     """The tables to print: the partitions, and the total with the number of partitions it covers."""
-    known = sum(1 for item in lags if item.lag is not None)
+    known = [item.lag for item in lags if item.lag is not None]
+    columns = ("topic", "partition", "committed", "end", "high watermark", "lag")
     return [
-        Listing("partition", f"Group {group}", COLUMNS, lag_rows(lags)),
-        Listing("total", "", ("lag", "of partitions", "without a lag"), [(total(lags), known, len(lags) - known)]),
+        Listing("partition", f"Group {group}", columns, [(*astuple(item), item.lag) for item in lags]),
+        Listing("total", "", ("lag", "of partitions", "without a lag"), [(sum(known), len(known), len(lags) - len(known))]),
     ]
 
 

@@ -23,12 +23,6 @@ BOOTSTRAP_VARIABLE = "HEADRACE_BOOTSTRAP"
 REGISTRY = "schema.registry."
 FIRST_CONTACT_MS = 10_000  # a wrong address should be reported sooner than after the client's usual minute
 
-Bootstrap = Annotated[
-    str | None,
-    typer.Option(
-        "--bootstrap", help=f"host:port, several separated by commas. Default: ${BOOTSTRAP_VARIABLE}.", metavar="HOSTS"
-    ),
-]
 Properties = Annotated[
     list[str] | None,
     typer.Option("--property", help="A Java client property (TLS, SASL, ...). May be repeated.", metavar="NAME=VALUE"),
@@ -43,6 +37,7 @@ RegistryUrl = Annotated[
     str | None, typer.Option(help="Where it is; its properties are --property schema.registry.NAME=VALUE.", metavar="URL")
 ]
 Prefix = Annotated[str, typer.Option(help="Prefix of the job's transactional ids (option transactionalIdPrefix).")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 CommitTopic = Annotated[str, typer.Option(help="Topic that stores the committables of each job (option commitTopic).")]
 
 
@@ -50,7 +45,10 @@ CommitTopic = Annotated[str, typer.Option(help="Topic that stores the committabl
 class ClientOptions:
     """The options that name a cluster. A parameter of a command: see `grouped`."""
 
-    bootstrap: Bootstrap = None
+    bootstrap: Annotated[
+        str | None,
+        typer.Option(help=f"host:port, several separated by commas. Default: ${BOOTSTRAP_VARIABLE}.", metavar="HOSTS"),
+    ] = None
     properties: Properties = None
     properties_file: PropertiesFile = None
 
@@ -110,12 +108,19 @@ def client_properties(
 
 def given_properties(pairs: Sequence[str] | None, file: Path | None) -> dict[str, str]:
     """Those of `--property` and `--properties-file` alone, by lower-case name. Raises as `client_properties`."""
-    properties = {} if file is None else _lowered(parse_properties(_read(file)))
+    of_file = {} if file is None else parse_properties(_read(file))
+    given = (*of_file.items(), *named_values(pairs, "--property").items())
+    return {name.lower(): value for name, value in given}
+
+
+def named_values(pairs: Sequence[str] | None, option: str) -> dict[str, str]:
+    """The values of an option that is given as name=value. Raises UsageError, which shows none: it may be a secret."""
+    properties = {}
     for number, pair in enumerate(pairs or (), 1):
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
-            raise UsageError(f"--property number {number} is not name=value (it is not shown, as it may be a secret)")
-        properties[name.strip().lower()] = value.strip()
+            raise UsageError(f"{option} number {number} is not name=value (it is not shown, as it may be a secret)")
+        properties[name.strip()] = value.strip()
     return properties
 
 
@@ -142,7 +147,3 @@ def _read(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the properties file {file} cannot be read: {type(error).__name__}") from None
-
-
-def _lowered(properties: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in properties.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,15 +10,11 @@ from typing import Annotated
 import typer
 
 from headrace.cli.output import note
-from headrace.cli.serving import named_settings
+from headrace.cli.servers import named_settings
 
-COMMIT_S = 30.0
-"""So long the newest checkpoint may take to be committed; without a run running it never is, but by --pipeline."""
+Checkpoints = Annotated[str, typer.Argument(help="The run's checkpoints: a folder, or a URL such as s3://bucket/run.")]
 
-OF_THE_RUN = "The run's checkpoints: a folder, or a URL such as s3://bucket/run."
-
-RESCALE_S = 120.0
-"""So long a run may take until it has stored and committed a checkpoint, and is started with other workers."""
+RESCALE_S = 120.0  # so long a run may take until it has stored and committed a checkpoint, and is started with other workers
 
 
 class Progress(StrEnum):
@@ -61,6 +56,7 @@ def run_command(
     .externalized-checkpoint-retention, execution.state-recovery.path, heartbeat.interval, heartbeat.timeout,
     restart-strategy.*. Prints the savepoint's file, if there is one; with --progress json as {"savepoint": ...}, the last line.
     """
+    from headrace.cli.run_report import json_report, text_report
     from headrace.runners.job_file import PipelineFile
     from headrace.runners.local.processes import forked
     from headrace.runners.local.settings import RunSettings, flink_settings
@@ -68,28 +64,18 @@ def run_command(
 
     options = {"savepoints": savepoints, "from_savepoint": from_savepoint, "metrics_port": metrics}
     given = {name: value for name, value in options.items() if value is not None}
-    configured = {**flink_settings(named_settings(config)), "metrics_address": metrics_address}
-    settings = RunSettings(checkpoints, workers=workers, **{**configured, **given})
+    configured = {**flink_settings(named_settings(config)), "metrics_address": metrics_address, **given}
+    settings = RunSettings(checkpoints, workers=workers, **configured)
     job = PipelineFile.parse(pipeline)
-    savepoint = supervise(job, settings, forked, _report(settings.folder, progress))
+    reports = {Progress.JSON: json_report, Progress.AUTO: text_report}
+    report = reports[progress](settings.folder) if progress in reports else lambda: None
+    savepoint = supervise(job, settings, forked, report)
     if savepoint is not None:
         typer.echo(json.dumps({"savepoint": str(savepoint)}) if progress is Progress.JSON else savepoint)
 
 
-def _report(folder: Path, progress: Progress) -> Callable[[], None]:
-    from headrace.cli.run_report import json_report, text_report
-
-    match progress:
-        case Progress.JSON:
-            return json_report(folder)
-        case Progress.AUTO:
-            return text_report(folder)
-        case Progress.NONE:
-            return lambda: None
-
-
 def savepoint_command(
-    checkpoints: Annotated[str, typer.Argument(help=OF_THE_RUN)],
+    checkpoints: Checkpoints,
     target: Annotated[Path, typer.Argument(file_okay=False, help="The folder for the savepoint; made if need be.")],
     *,
     pipeline: Annotated[
@@ -120,7 +106,7 @@ def savepoint_command(
         wait_until(
             lambda: taken.append(take_savepoint(run_files(checkpoints), target)),
             "the checkpoint's transactions to be committed",
-            COMMIT_S,
+            30.0,  # without a run running they never are, but by --pipeline
         )
     except OSError as error:
         raise StateError(f"no savepoint could be taken: {error}") from error
@@ -128,8 +114,7 @@ def savepoint_command(
 
 
 def rescale_command(
-    checkpoints: Annotated[str, typer.Argument(help=OF_THE_RUN)],
-    workers: Annotated[int, typer.Argument(min=1, help="How many processes are to read and write.")],
+    checkpoints: Checkpoints, workers: Annotated[int, typer.Argument(min=1, help="How many processes are to read and write.")]
 ) -> None:
     """Have a run running use another number of workers, from a checkpoint that it takes now.
 
@@ -160,9 +145,7 @@ def rescale_command(
 
 
 def top_command(
-    checkpoints: Annotated[str, typer.Argument(help=OF_THE_RUN)],
-    *,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    checkpoints: Checkpoints, *, every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0
 ) -> None:
     """Show what a run running does: a table that follows it on a terminal, lines of JSON in a pipe. Ends with the run.
 

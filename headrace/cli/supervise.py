@@ -13,7 +13,7 @@ import typer
 
 from headrace._extras import needs_extra
 from headrace.cli.options import Properties, PropertiesFile, given_properties
-from headrace.cli.serving import named_settings
+from headrace.cli.servers import named_settings
 from headrace.enumerator.errors import UsageError
 from headrace.runners.restarts import duration_s, restart_strategy
 
@@ -97,10 +97,9 @@ def supervise_command(
         raise UsageError("--conf is for the session that headrace makes: give its settings to the function of --session")
     maker = None if session is None else FunctionName.parse(session)
     name = FunctionName.parse(job)
-    lease_store = lease_lease_store(lease, name, lease_group, lease_timeout, given_properties(properties, properties_file))
-    order = DriverOrder(
-        name, FunctionName.of(headrace_format), maker, named_settings(conf, "--conf"), standby, lease_store is not None
-    )
+    lease_store = _lease_store(lease, name, lease_group, lease_timeout, given_properties(properties, properties_file))
+    settings, has_peers = named_settings(conf, "--conf"), lease_store is not None
+    order = DriverOrder(name, FunctionName.of(headrace_format), maker, settings, standby, has_peers)
     strategy = restart_strategy(strategy_settings(restart, named_settings(config)))
     limits = StandbyLimits(standby, seconds_or_never(silence_timeout, "--silence-timeout"))
     job_limits = SupervisionLimits(progress_timeout, stop_timeout)
@@ -109,7 +108,7 @@ def supervise_command(
     raise typer.Exit(EXIT_STATUSES[end.ending])
 
 
-def lease_lease_store(
+def _lease_store(
     bootstrap: str | None, job: FunctionName, group: str | None, timeout_s: float | None, given: Mapping[str, str]
 ) -> KafkaLease | None:
     """Where the supervisors of the job agree; None without `--lease`. Raises UsageError for options of no use then."""
@@ -121,13 +120,9 @@ def lease_lease_store(
         return None
     from headrace.connectors.kafka.lease import KafkaLease
 
-    lease = KafkaLease(bootstrap, default_group(job) if group is None else group, properties=given)
+    # With the path: of two jobs with one name the second would only ever follow.
+    lease = KafkaLease(bootstrap, f"headrace-lease-{job}" if group is None else group, properties=given)
     return lease if timeout_s is None else replace(lease, timeout_s=timeout_s)
-
-
-def default_group(job: FunctionName) -> str:
-    """With the path: of two jobs with one name the second would only ever follow."""
-    return f"headrace-lease-{job}"
 
 
 def strategy_settings(restart: str | None, settings: Mapping[str, str]) -> dict[str, str]:

@@ -6,14 +6,14 @@ A transaction's id is `<job>/<epoch>-<task>-<attempt>-<token>`, as its mark in t
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import grouped
+from headrace.cli.options import Yes, grouped, named_values
 from headrace.cli.output import Listing, confirm, note, show
 from headrace.connectors.base.jobs import check_job, is_one_off
 from headrace.enumerator.errors import HeadraceError, UsageError
@@ -26,17 +26,6 @@ if TYPE_CHECKING:
 tables_app = typer.Typer(no_args_is_help=True, help="Look after Delta and Iceberg tables that jobs write to.")
 
 HOUR_S = 3600.0
-
-Delta = Annotated[str | None, typer.Option(help="A Delta table: a path, or an address as in s3://bucket/table.", metavar="URI")]
-Iceberg = Annotated[str | None, typer.Option(help="An Iceberg table.", metavar="NAMESPACE.TABLE")]
-TableProperties = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--table-property",
-        help="Of Iceberg's catalog (alongside PyIceberg's own configuration), or of Delta's store. May be repeated.",
-        metavar="NAME=VALUE",
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +48,18 @@ class NamedTable:
 class TableOptions:
     """The options that name a table. A parameter of a command: see `grouped`."""
 
-    delta: Delta = None
-    iceberg: Iceberg = None
-    table_properties: TableProperties = None
+    delta: Annotated[
+        str | None, typer.Option(help="A Delta table: a path, or an address as in s3://bucket/table.", metavar="URI")
+    ] = None
+    iceberg: Annotated[str | None, typer.Option(help="An Iceberg table.", metavar="NAMESPACE.TABLE")] = None
+    table_properties: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--table-property",
+            help="Of Iceberg's catalog (alongside PyIceberg's own configuration), or of Delta's store. May be repeated.",
+            metavar="NAME=VALUE",
+        ),
+    ] = None
 
     def named(self, context: typer.Context, *shared: str) -> NamedTable | None:
         """The table that a command is about; None for a command about Kafka.
@@ -84,7 +82,7 @@ class TableOptions:
         """The one table that is named. Raises UsageError. No message shows a value of a property."""
         if (self.delta is None) == (self.iceberg is None):
             raise UsageError("give --delta or --iceberg")
-        properties = _properties(self.table_properties or ())
+        properties = named_values(self.table_properties, "--table-property")
         if self.delta is not None:
             from headrace.connectors.tables.delta import DeltaSink
 
@@ -96,20 +94,7 @@ class TableOptions:
         return NamedTable(IcebergSink(name, properties), name, f"--iceberg {name}")
 
 
-def _properties(pairs: Iterable[str]) -> dict[str, str]:
-    properties = {}
-    for number, pair in enumerate(pairs, 1):
-        name, equals, value = pair.partition("=")
-        if not equals or not name.strip():
-            raise UsageError(f"--table-property number {number} is not name=value (it is not shown, as it may be a secret)")
-        properties[name.strip()] = value.strip()
-    return properties
-
-
 # --- list --------------------------------------------------------------------------------------------------------------
-
-TRANSACTION_COLUMNS = ("id", "job", "epoch", "task", "attempt", "state", "files", "bytes", "age s")
-LIST_COLUMNS = ("job", "epoch", "state", "to complete", "drivers")
 
 
 def id_of(item: OpenTransaction) -> str:
@@ -121,21 +106,23 @@ def age_s(item: OpenTransaction, now_s: float) -> float | None:
     return None if item.since is None else max(0.0, now_s - item.since)
 
 
-def transaction_row(item: OpenTransaction, now_s: float) -> Sequence[object]:
-    epoch, task, attempt, _ = item.place.split("-", 3)
-    return (id_of(item), item.job, epoch, task, attempt, item.state.value, item.files, item.size, age_s(item, now_s))
-
-
-def list_row(state: JobState) -> Sequence[object]:
-    waiting = 0 if state.commits is None else len(state.commits.handles)
-    return (state.job, state.epoch, "completed" if state.commits is None else "recorded", waiting, state.drivers)
+def _waiting(state: JobState) -> int:
+    return 0 if state.commits is None else len(state.commits.handles)
 
 
 def list_of_table(table: NamedTable) -> None:
     now_s = time.time()
-    rows = [transaction_row(item, now_s) for item in table.upkeep.transactions()]
-    show(Listing("transaction", "Transactions", TRANSACTION_COLUMNS, rows))
-    show(Listing("list", f"Jobs of {table.where}", LIST_COLUMNS, [list_row(state) for state in table.upkeep.jobs()]))
+    rows: list[Sequence[object]] = []
+    for item in table.upkeep.transactions():
+        epoch, task, attempt, _ = item.place.split("-", 3)
+        rows.append((id_of(item), item.job, epoch, task, attempt, item.state.value, item.files, item.size, age_s(item, now_s)))
+    columns = ("id", "job", "epoch", "task", "attempt", "state", "files", "bytes", "age s")
+    show(Listing("transaction", "Transactions", columns, rows))
+    jobs = [
+        (each.job, each.epoch, "completed" if each.commits is None else "recorded", _waiting(each), each.drivers)
+        for each in table.upkeep.jobs()
+    ]
+    show(Listing("list", f"Jobs of {table.where}", ("job", "epoch", "state", "to complete", "drivers"), jobs))
 
 
 # --- commit ------------------------------------------------------------------------------------------------------------
@@ -164,8 +151,7 @@ def commit_to_table(table: NamedTable, jobs: Collection[str] | None) -> None:
             note(f"job {state.job}: {error}")
             failures += 1
         else:
-            waiting = len(state.commits.handles) if state.commits else 0
-            rows.append((state.job, state.epoch, waiting, "deleted" if is_one_off(state.job) else "kept"))
+            rows.append((state.job, state.epoch, _waiting(state), "deleted" if is_one_off(state.job) else "kept"))
     show(Listing("committed", "Completed", ("job", "epoch", "transactions", "list"), rows))
     if failures:
         raise typer.Exit(1)
@@ -212,7 +198,7 @@ def _removed(table: NamedTable, due: Sequence[OpenTransaction]) -> set[str]:
 def vacuum(
     *,
     older_than: Annotated[float, typer.Option(help="Only what was started at least this many hours ago.", min=0.0)] = 24.0,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     tables: TableOptions,
 ) -> None:
     """Remove files of epochs that were never committed, as a dead job leaves them. Without --yes it lists them and asks.

@@ -8,21 +8,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.cli.run_report import JsonLines
-from headrace.cli.run_table import Rates, table_of
-from headrace.cli.serving import until_interrupted
+from headrace.cli.run_report import JsonLines, Rates, table_of
+from headrace.cli.servers import until_interrupted
 from headrace.runners.local.monitoring.status import NoRunError, read_status
 from headrace.runners.waiting import wait_until
 
-DAMAGED_S = 5.0
-"""A status that is damaged for this long stays damaged: a run writes it each second."""
+DAMAGED_S = 5.0  # a status that is damaged for this long stays damaged: a run writes it each second
 
 
 def follow(folder: Path, every_s: float) -> None:
-    """Until the run ends; not between two coordinators of it.
-
-    Raises NoRunError where none is running at first, StateError and DeadlineExceededError where what it shows cannot be read.
-    """
+    """Until the run ends, not between two coordinators. Raises NoRunError for none at first, else as `_status`."""
     _status(folder)
     with until_interrupted():
         if not sys.stdout.isatty():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.durable_lists import DurableLists, read_lists
-from headrace.cli.options import ClientOptions, CommitTopic, Prefix, connect, grouped
+from headrace.cli.options import ClientOptions, CommitTopic, Prefix, Yes, connect, grouped
 from headrace.cli.output import Listing, confirm, instant, note, progress, show
 from headrace.cli.tables import TableOptions, abort_in_table, commit_to_table, list_of_table
 from headrace.connectors.base.jobs import check_job, is_one_off
@@ -26,7 +26,7 @@ from headrace.connectors.kafka.write.names import (
 from headrace.enumerator.errors import HeadraceError, StateError, UsageError
 
 if TYPE_CHECKING:
-    from headrace.connectors.base.sink import CommitList, Committer
+    from headrace.connectors.base.sink import Committer
     from headrace.connectors.kafka.write.handles import KafkaHandle
     from headrace.connectors.kafka.write.sink import KafkaSink
     from headrace.connectors.kafka.write.transactions import TransactionDescription, Transactions
@@ -38,10 +38,10 @@ STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit",
 
 def parse_state(text: str) -> str:
     """Kafka's name of a state; case is ignored. Raises UsageError."""
-    by_name = {state.lower(): state for state in STATES}
-    if text.lower() not in by_name:
+    found = next((state for state in STATES if state.lower() == text.lower()), None)
+    if found is None:
         raise UsageError(f"there is no state {text!r}; the states are {', '.join(STATES)}")
-    return by_name[text.lower()]
+    return found
 
 
 # --- list and describe -------------------------------------------------------------------------------------------------
@@ -62,18 +62,11 @@ def transaction_row(transactional_id: str, found: TransactionDescription | None,
 
 
 def list_rows(lists: DurableLists) -> list[Sequence[object]]:
-    rows: list[Sequence[object]] = [
-        (
-            parse_key(key).job,
-            commits.epoch,
-            "completed" if commits.completed else "recorded",
-            len(commits.handles),
-            parse_key(key).prefix,
-            commits.destination,
-            None if commits.claim is None else commits.claim.driver_id or "given back",
-        )
-        for key, commits in lists.lists.items()
-    ]
+    rows: list[Sequence[object]] = []
+    for key, commits in lists.lists.items():
+        found, state = parse_key(key), "completed" if commits.completed else "recorded"
+        driver = None if commits.claim is None else commits.claim.driver_id or "given back"
+        rows.append((found.job, commits.epoch, state, len(commits.handles), found.prefix, commits.destination, driver))
     for key, reason in lists.unreadable.items():
         rows.append((parse_key(key).job, None, f"unreadable: {reason}", None, parse_key(key).prefix, None, None))
     return rows
@@ -116,14 +109,14 @@ def list_command(
             rows.append(transaction_row(item.transactional_id, found, time.time_ns() // 1_000_000))
             advance(1)
     show(Listing("transaction", "Transactions", TRANSACTION_COLUMNS, rows))
-    show(
-        Listing("list", f"Lists of committables in {commit_topic}", LIST_COLUMNS, list_rows(read_lists(cluster, commit_topic)))
-    )
+    lists = list_rows(read_lists(cluster, commit_topic))
+    show(Listing("list", f"Lists of committables in {commit_topic}", LIST_COLUMNS, lists))
 
 
 def description_rows(found: TransactionDescription, lists: DurableLists, now_ms: int) -> list[Sequence[object]]:
     name = parse_name(found.producer.transactional_id or "")
-    rows: list[Sequence[object]] = [
+    holder = lists.holder(found.producer.transactional_id or "")
+    return [
         ("id", found.producer.transactional_id),
         ("job", name and name.job),
         ("role", name and name.role),
@@ -137,10 +130,8 @@ def description_rows(found: TransactionDescription, lists: DurableLists, now_ms:
         ("started", instant(found.started_ms)),
         ("age s", None if found.started_ms is None else max(0, now_ms - found.started_ms) / 1000),
         ("partitions", ", ".join(f"{topic}-{partition}" for topic, partition in sorted(found.partitions))),
+        ("list of committables", "not named" if holder is None else f"named by job {holder[0]}, epoch {holder[1]}"),
     ]
-    holder = lists.holder(found.producer.transactional_id or "")
-    durable = "not named" if holder is None else f"named by job {holder[0]}, epoch {holder[1]}"
-    return [*rows, ("list of committables", durable)]
 
 
 @transactions_app.command()
@@ -183,39 +174,33 @@ class Planned:
 
 
 def plan_abort(described: Mapping[str, TransactionDescription | None], lists: DurableLists) -> list[Planned]:
-    """Abort Ongoing transactions; refuse those on a list of committables: readers may already have seen others of that epoch.
+    """Refuse those that are, or may be, on a list of committables: readers may already have seen others of that epoch."""
+    return [Planned(name, *_decided(name, found, lists)) for name, found in described.items()]
 
-    A list that cannot be read may name any transaction of its job, so all of them are refused.
-    """
-    planned = []
-    for transactional_id, found in described.items():
-        holder, name = lists.holder(transactional_id), parse_name(transactional_id)
-        if holder is not None:
-            job, epoch = holder
-            command = completing_command(job, name.prefix if name else DEFAULT_PREFIX, lists.topic)
-            reason = f"it is on the list of committables of job {job}, epoch {epoch}, and must be committed: {command}"
-            planned.append(Planned(transactional_id, AbortDecision.REFUSED, reason))
-        elif name is not None and (unread := lists.unreadable_of(name)):
-            reason = f"the list of committables of its job may name it, and cannot be read: {unread}"
-            planned.append(Planned(transactional_id, AbortDecision.REFUSED, reason))
-        elif found is None:
-            planned.append(Planned(transactional_id, AbortDecision.REFUSED, "no coordinator knows it: never used, or expired"))
-        elif found.is_ongoing:
-            planned.append(Planned(transactional_id, AbortDecision.ABORT))
-        elif found.is_aborted:
-            planned.append(Planned(transactional_id, AbortDecision.ABORTED, f"it is {found.state} already"))
-        else:
-            planned.append(
-                Planned(transactional_id, AbortDecision.REFUSED, f"it is {found.state}: there is no open transaction")
-            )
-    return planned
+
+def _decided(transactional_id: str, found: TransactionDescription | None, lists: DurableLists) -> tuple[AbortDecision, str]:
+    holder, name = lists.holder(transactional_id), parse_name(transactional_id)
+    if holder is not None:
+        job, epoch = holder
+        command = completing_command(job, name.prefix if name else DEFAULT_PREFIX, lists.topic)
+        reason = f"it is on the list of committables of job {job}, epoch {epoch}, and must be committed: {command}"
+    elif name is not None and (unread := lists.unreadable_of(name)):
+        reason = f"the list of committables of its job may name it, and cannot be read: {unread}"
+    elif found is None:
+        reason = "no coordinator knows it: never used, or expired"
+    elif found.is_ongoing:
+        return AbortDecision.ABORT, ""
+    elif found.is_aborted:
+        return AbortDecision.ABORTED, f"it is {found.state} already"
+    else:
+        reason = f"it is {found.state}: there is no open transaction"
+    return AbortDecision.REFUSED, reason
 
 
 def completing_command(job: str, prefix: str, commit_topic: str) -> str:
-    words = ["headrace transactions commit --job", job]
-    words += ["--prefix", prefix] if prefix != DEFAULT_PREFIX else []
-    words += ["--commit-topic", commit_topic] if commit_topic != DEFAULT_COMMIT_TOPIC else []
-    return " ".join(words)
+    of_prefix = f" --prefix {prefix}" if prefix != DEFAULT_PREFIX else ""
+    of_topic = f" --commit-topic {commit_topic}" if commit_topic != DEFAULT_COMMIT_TOPIC else ""
+    return f"headrace transactions commit --job {job}{of_prefix}{of_topic}"
 
 
 def abort_one(transactions: Transactions, found: TransactionDescription) -> Planned:
@@ -241,7 +226,7 @@ def abort(
     job: Annotated[str | None, typer.Option(help="All open transactions of this job, instead of ids.")] = None,
     prefix: Prefix = DEFAULT_PREFIX,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     client: ClientOptions,
     tables: TableOptions,
 ) -> None:
@@ -294,8 +279,7 @@ def _open_of(transactions: Transactions, prefix: str, job: str) -> list[str]:
 class Completion:
     """A list that must be completed, and its number of transactions. `forget`: it is deleted afterwards.
 
-    `topic`: the one that it is for; None when each row names its own. `driver_id`: of the supervised driver who owns the job,
-    for which it is done.
+    `topic`: None when each row names its own. `driver_id`: of the supervised driver who owns the job, for which it is done.
     """
 
     job: str
@@ -307,10 +291,7 @@ class Completion:
 
 
 def kafka_sink(given: dict[str, str], prefix: str, commit_topic: str) -> KafkaSink:
-    """What a job with this prefix and commit topic writes by, by the client's properties. Does no I/O.
-
-    No call waits for more than a minute: a user waits for the command.
-    """
+    """What a job with this prefix and commit topic writes by. No I/O. No call waits for more than a minute: a user waits."""
     from headrace.connectors.kafka.write.sink import KafkaSink
 
     servers = given["bootstrap.servers"]
@@ -331,8 +312,9 @@ def plan_commit(lists: DurableLists, jobs: Collection[str] | None, prefix: str) 
         is_due = not commits.completed or (one_off and jobs is not None)
         is_asked_for = (jobs is None or job in jobs) and parse_key(key).prefix == prefix
         if is_due and is_asked_for and commits.epoch is not None:
+            topic = None if commits.destination == EACH_ROWS_TOPIC else commits.destination
             owner = None if commits.claim is None else commits.claim.driver_id
-            completions.append(Completion(job, commits.epoch, len(commits.handles), one_off, _topic_of(commits), owner))
+            completions.append(Completion(job, commits.epoch, len(commits.handles), one_off, topic, owner))
     return completions
 
 
@@ -350,16 +332,8 @@ def _refuse_unknown(lists: DurableLists, job: str, prefix: str) -> None:
         raise StateError(f"the transactions of job {job} have another prefix: use --prefix {' or '.join(sorted(prefixes))}")
 
 
-def _topic_of(commits: CommitList[KafkaHandle]) -> str | None:
-    """The topic of the sink whose list this is; None when each row names its own."""
-    return None if commits.destination == EACH_ROWS_TOPIC else commits.destination
-
-
 def complete(completion: Completion, sinks_committer: Committer[KafkaHandle]) -> None:
-    """Commit the list, with a committer for its topic, repair what timed out, abort the others; delete that of a one-off write.
-
-    Raises DataLossError, FencedError, PeerError. May be called again after any of them.
-    """
+    """Commit the list, repair what timed out, abort the others. Raises DataLossError, FencedError, PeerError. Repeatable."""
     from headrace.connectors.base.commit import JobCommitter
 
     committer = JobCommitter(completion.job, sinks_committer, completion.driver_id)
@@ -397,27 +371,23 @@ def commit(
     lists = read_lists(connect(sink.config), commit_topic)
     completions = plan_commit(lists, job or None, prefix)
     if every:
-        _note_left_alone(lists, prefix)
+        for reason in lists.unreadable.values():
+            note(f"skipped: {reason}")
+        for found in map(parse_key, lists.incomplete()):
+            if found.prefix != prefix:
+                note(f"skipped: job {found.job} needs --prefix {found.prefix}")
     if not completions:
         note("nothing to commit")
-    rows, failures = [], []
+    rows, failures = [], 0
     for item in completions:
         note(f"job {item.job}: completing epoch {item.epoch}; a driver of this job that is still running is fenced and fails")
         try:
             complete(item, replace(sink, topic=item.topic).committer(item.job))
         except HeadraceError as error:
-            failures.append(error)
+            failures += 1
             note(f"job {item.job}: {error}")
         else:
             rows.append((item.job, item.epoch, item.transactions, "deleted" if item.forget else "kept"))
     show(Listing("committed", "Completed", ("job", "epoch", "transactions", "list"), rows))
     if failures:
         raise typer.Exit(1)
-
-
-def _note_left_alone(lists: DurableLists, prefix: str) -> None:
-    for reason in lists.unreadable.values():
-        note(f"skipped: {reason}")
-    for found in map(parse_key, lists.incomplete()):
-        if found.prefix != prefix:
-            note(f"skipped: job {found.job} needs --prefix {found.prefix}")

@@ -13,7 +13,7 @@ are unknown.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from headrace.connectors.kafka.log_dump import TransactionStatus
     from headrace.connectors.kafka.read.source import KafkaSource
 
-EXAMPLES = 10
 _FOR_BOTH = ("before", "columns", "identity", "id_header", "examples", "bootstrap", "properties", "properties_file")
 _ORIGIN = ("topic", "partition", "offset")
 
@@ -82,16 +81,14 @@ class TopicReader:
 
     def batches(self, topic: str, columns: Sequence[str]) -> Generator[pa.RecordBatch]:
         """All of a topic under read_committed, up to where it ends now, with a bar on a terminal."""
-        with progress(f"reading {topic}", self._offsets(topic)) as advance, self.source(topic, columns).batches() as batches:
+        offsets = sum(stable - first for first, stable, _ in self._ends(topic).values())
+        with progress(f"reading {topic}", offsets) as advance, self.source(topic, columns).batches() as batches:
             for batch in batches:
                 yield batch
                 advance(batch.num_rows)
 
     def source(self, topic: str, columns: Sequence[str]) -> KafkaSource:
-        """A topic under read_committed, up to where it ends at the start.
-
-        A timestamp that does not fit is null: a producer may claim any time.
-        """
+        """Under read_committed, up to its end at the start. A time that does not fit is null: a producer may claim any."""
         from headrace.connectors.kafka.client.positions import Latest
         from headrace.connectors.kafka.read.source import KafkaSource
 
@@ -111,9 +108,6 @@ class TopicReader:
             if stable < end:
                 note(f"{topic}-{partition}: an open transaction hides {end - stable} offsets from offset {stable} on")
 
-    def _offsets(self, topic: str) -> int:
-        return sum(stable - first for first, stable, _ in self._ends(topic).values())
-
     def _ends(self, topic: str) -> dict[tuple[str, int], tuple[int, int, int]]:
         from headrace.connectors.kafka.client.positions import Earliest, Latest
         from headrace.connectors.kafka.client.properties import Isolation
@@ -127,10 +121,7 @@ class TopicReader:
 
 @dataclass(slots=True)
 class Comparison:
-    """Input and output, compared. `examples`: finding to the first records found: topic, partition, offset, identity.
-
-    A row of a table has no place: its examples have the identity alone.
-    """
+    """`examples`: finding to the first records found: topic, partition, offset (each None for a table's row), identity."""
 
     identity: Identity
     order: OrderCheck | None
@@ -139,40 +130,20 @@ class Comparison:
     examples: dict[str, list[Sequence[object]]] = field(default_factory=dict)
     lost: int = 0
 
-    def read(self, topics: TopicReader, before: str, after: str) -> None:
-        """Read both topics; and the input again, as far as needed, to name lost records."""
-        columns = [*self.identity.columns, *_ORIGIN]
-        self._count_input(topics, before)
-        for batch in topics.batches(after, [*columns, "headers"] if self.order else columns):
-            for index, finding in self.counts.add_output(self.identity.hashes(batch)):
-                self._note(finding, self.identity, batch, index)
-            self._check_order(batch)
-        self._find_lost(topics, before)
-
-    def read_table(self, topics: TopicReader, before: str, rows: Iterable[pa.RecordBatch], identity: RowIdentity) -> None:
-        """Read the topic and the table's rows; and the topic again, as far as needed, to name lost records."""
-        self._count_input(topics, before)
-        for batch in rows:
-            for index, finding in self.counts.add_output(identity.hashes(batch)):
-                self._note(finding, identity, batch, index)
-        self._find_lost(topics, before)
-
-    def _count_input(self, topics: TopicReader, before: str) -> None:
+    def read(self, topics: TopicReader, before: str, output: Iterable[pa.RecordBatch], by: Identity | RowIdentity) -> None:
+        """Read the topic and the output; and the topic again, as far as needed, to name lost records."""
         for batch in topics.batches(before, self.identity.columns):
             self.counts.add_input(self.identity.hashes(batch))
-
-    def _find_lost(self, topics: TopicReader, before: str) -> None:
+        for batch in output:
+            for index, finding in self.counts.add_output(by.hashes(batch)):
+                self._note(finding, by, batch, index)
+            self._check_order(batch)
         self.lost = self.counts.lost
-        if self.lost and self.most_examples:
-            with closing(topics.batches(before, [*self.identity.columns, *_ORIGIN])) as again:
-                self._name_lost(again)
-
-    def _name_lost(self, batches: Iterator[pa.RecordBatch]) -> None:
-        for batch in batches:
-            for index in self.counts.lost_among(self.identity.hashes(batch)):
-                self._note(RecordFault.LOST, self.identity, batch, index)
-            if len(self.examples.get(RecordFault.LOST, ())) >= min(self.lost, self.most_examples):
-                return
+        wanted = min(self.lost, self.most_examples)
+        with closing(topics.batches(before, [*self.identity.columns, *_ORIGIN])) as again:
+            while len(self.examples.get(RecordFault.LOST, ())) < wanted and (read := next(again, None)) is not None:
+                for index in self.counts.lost_among(self.identity.hashes(read)):
+                    self._note(RecordFault.LOST, self.identity, read, index)
 
     def _check_order(self, batch: pa.RecordBatch) -> None:
         if self.order is None:
@@ -220,7 +191,7 @@ def verify_command(
     commit_topic: Annotated[
         str | None, typer.Option(help="Report partially committed epochs, from the lists of committables in this topic.")
     ] = None,
-    examples: Annotated[int, typer.Option(help="Number of records to name for each kind of finding.", min=0)] = EXAMPLES,
+    examples: Annotated[int, typer.Option(help="Number of records to name for each kind of finding.", min=0)] = 10,
     client: ClientOptions,
 ) -> None:
     """Check that every record of one topic is in another, or in a table, exactly once. Exit status 1 if not.
@@ -241,26 +212,21 @@ def verify_command(
         raise UsageError("give --output, --delta or --iceberg")
     by = Identity(identity, tuple(id_header or ()))
     rows_by = None if table is None else _row_identity(by, columns)
-    if table is None:
-        _refuse_rows(by, columns)
+    if table is None and (columns is not None or by.field is RecordField.POSITION):
+        raise UsageError("--columns and --by position are for a table: give --delta or --iceberg")
     comparison = Comparison(by, parse_origin(origin_headers), examples)
     given = client.client_properties()
     cluster = client.connect()
     topics = TopicReader(cluster, given)
     partial = 0
     if table is not None and rows_by is not None:
-        comparison.read_table(topics, before, table.sink.log().load().batches(rows_by.columns), rows_by)
+        comparison.read(topics, before, table.sink.log().load().batches(rows_by.columns), rows_by)
     elif after is not None:
-        comparison.read(topics, before, after)
+        read = [*by.columns, *_ORIGIN, *(["headers"] if comparison.order else [])]
+        comparison.read(topics, before, topics.batches(after, read), by)
         topics.note_hidden(after)
         partial = _report_epochs(cluster, commit_topic, after)
     _report(comparison, partial)
-
-
-def _refuse_rows(by: Identity, columns: str | None) -> None:
-    """Two topics are compared. Raises UsageError for what only a table can be asked."""
-    if columns is not None or by.field is RecordField.POSITION:
-        raise UsageError("--columns and --by position are for a table: give --delta or --iceberg")
 
 
 def _row_identity(by: Identity, columns: str | None) -> RowIdentity:
@@ -294,15 +260,10 @@ def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) 
         return 0
     lists = read_lists(cluster, commit_topic)
     states = epoch_states(cluster, lists, topic)
-    rows = [
-        (
-            state.job,
-            state.epoch,
-            *(state.fates.get(fate, 0) for fate in TransactionStatus),
-            "partially committed" if state.is_torn else "not partially committed",
-        )
-        for state in states
-    ]
+    rows: list[Sequence[object]] = []
+    for state in states:
+        partial = "partially committed" if state.is_torn else "not partially committed"
+        rows.append((state.job, state.epoch, *(state.fates.get(fate, 0) for fate in TransactionStatus), partial))
     show(Listing("epoch", "Incomplete epochs", ("job", "epoch", *(fate.value for fate in TransactionStatus), "partial"), rows))
     for job, reason in lists.unreadable.items():
         note(f"job {job}: the state of its epoch is unknown: {reason}")

@@ -12,8 +12,8 @@ def warm_up_command() -> None:
     Run it once per machine (or image), PySpark and Java. It takes half a minute and 160 MB in the user's cache folder.
     """
     with needs_extra("spark", "pyspark"):
-        from headrace.runners.spark_processes.spark_archive import make_archive
+        from headrace.runners.spark_processes.spark_archive import archive_of_spark
 
     with console().status("Running a sample job to archive its classes"):
-        file = make_archive()
+        file = archive_of_spark().make()
     note(f"written to {file}")

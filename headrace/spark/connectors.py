@@ -67,10 +67,13 @@ def _files(options: Mapping[str, str], schema: StructType) -> Planned:
     return file_write(options), schema.names
 
 
-def _delta(options: Mapping[str, str], schema: StructType) -> Planned:
-    with _brought_by("delta"):
-        from headrace.spark.delta_write import delta_write
-    write, partition_by = delta_write(options, schema)
+def _table(format_name: str, options: Mapping[str, str], schema: StructType) -> Planned:
+    from headrace.spark import table_write
+
+    write: SinkWrite[Any]
+    with _brought_by(format_name):
+        plan = table_write.delta_write if format_name == "delta" else table_write.iceberg_write
+        write, partition_by = plan(options, schema)
     _make_table(write.sink, to_arrow_schema(schema, timezone="UTC"), partition_by)
     return write, schema.names
 
@@ -82,20 +85,12 @@ def _make_table(sink: DeltaSink | IcebergSink, schema: pa.Schema, partition_by: 
     sink.check_rows(schema)
 
 
-def _iceberg(options: Mapping[str, str], schema: StructType) -> Planned:
-    with _brought_by("iceberg"):
-        from headrace.spark.iceberg_write import iceberg_write
-    write, partition_by = iceberg_write(options, schema)
-    _make_table(write.sink, to_arrow_schema(schema, timezone="UTC"), partition_by)
-    return write, schema.names
-
-
 _WRITES: Mapping[str, Callable[[Mapping[str, str], StructType], Planned]] = {
     KAFKA: _kafka,
     "sql": _sql,
     "files": _files,
-    "delta": _delta,
-    "iceberg": _iceberg,
+    "delta": functools.partial(_table, "delta"),
+    "iceberg": functools.partial(_table, "iceberg"),
 }
 
 

@@ -46,7 +46,7 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of a user who gave no schema. Raises UsageError for options that fit no kind of query."""
-        from headrace.runners.spark.schema import default_schema
+        from headrace.runners.spark.readers import default_schema
         from headrace.spark.connectors import kafka_options
         from headrace.spark.kafka_read import any_read
 

@@ -39,7 +39,6 @@ OPTIONS = OptionTable(
     ),
     required=("path",),
 )
-"""Every option of the sink."""
 
 
 def file_write(options: Mapping[str, str]) -> SinkWrite[FileSink]:

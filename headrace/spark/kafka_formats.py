@@ -69,10 +69,7 @@ class TypedFormat(ValueFormat):
 
     @classmethod
     def seen(cls, inner: ValueFormat, pinned: Mapping[str, Any], columns: StructType | None, field: Field) -> TypedFormat:
-        """Of a `field` that may be one of the `columns` asked for (None: of all).
-
-        Raises UsageError, which names the type, where Spark has to take the field, and has no type for it.
-        """
+        """Of a `field` that may be one of the `columns` asked for (None: all). UsageError for a type that Spark has not."""
         is_seen = columns is None or field in columns.names
         return cls(inner, pinned, _spark_type(inner.arrow_type) if is_seen else inner.arrow_type)
 
@@ -200,15 +197,121 @@ def read_formats(
     _check(given, registry_properties)
     formats: dict[Field, TypedFormat] = {}
     for field in FIELDS:
-        spec: FormatSpec | None = given.get(f"{field}Format")
-        if spec is None:
+        if f"{field}Format" not in given:
             continue
-        if spec.registry_kind is not None:
-            formats[field] = _schemed(spec, field, given, topics, wanted, registry_properties)
+        said = _Said.of(field, given, tuple(topics or ()), registry_properties)
+        if _has_schema(said.spec):
+            inner, pinned = _schemed(said, wanted)
         else:
-            plain = _without_schema(spec, field, given, wanted, time_zone=given.get("timeZone", session_time_zone))
-            formats[field] = TypedFormat.seen(plain, {"format": spec.name}, wanted, field)
+            inner = _without_schema(said, wanted, time_zone=given.get("timeZone", session_time_zone))
+            pinned = {"format": said.spec.name}
+        formats[field] = TypedFormat.seen(inner, pinned, wanted, field)
     return TypedOptions(formats, str(given.get("onBadRecord", BadRecord.FAIL)))  # type: ignore[arg-type] # its values
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What the options say of keys, or of values. Hashable.
+
+    `topics`: those that are read or written, if they are known. `text`: of a schema in the options, or in a file. `arguments`:
+    what only one kind of format takes.
+    """
+
+    field: Field
+    spec: FormatSpec
+    topics: tuple[str, ...]
+    url: str | None
+    properties: tuple[tuple[str, str], ...]
+    subject: str | None
+    version: int | None
+    record: str | None
+    text: str | None
+    references: tuple[SchemaReference, ...]
+    registers: bool
+    arguments: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, field: Field, given: Mapping[str, Any], topics: tuple[str, ...], properties: Mapping[str, str]) -> _Said:
+        def of_field(name: str) -> Any:  # noqa: ANN401 - each option has its type
+            return given.get(f"{field}{name}")
+
+        only = {"message": of_field("Message"), "recursive": of_field("Recursive")}
+        return cls(
+            field,
+            of_field("Format"),
+            topics,
+            given.get("schemaRegistryUrl"),
+            tuple(sorted(properties.items())),
+            of_field("Subject"),
+            of_field("SchemaVersion"),
+            of_field("Record"),
+            _inline(field, given),
+            of_field("SchemaReferences") or (),
+            given.get("registerSchemas", False),
+            tuple((name, str(value)) for name, value in only.items() if value is not None),
+        )
+
+    @property
+    def registry(self) -> SchemaRegistry:
+        from headrace.connectors.formats.registry.client import SchemaRegistry
+
+        if self.url is None:
+            raise UsageError(
+                f"{self.field}Format={self.spec.name} needs schemaRegistryUrl, or a schema in {self.field}Schema or "
+                f"{self.field}SchemaFile"
+            )
+        self._check_subject()
+        return SchemaRegistry(self.url, dict(self.properties))
+
+    @property
+    def registered_class(self) -> type[RegisteredFormat]:
+        if self.spec.load_registered is None:
+            raise UsageError(f"a schema registry has no schemas of format {self.spec.name!r}")
+        return self.spec.load_registered()
+
+    def bare(self, fields: Sequence[str] | None) -> ValueFormat:
+        """Of the schema's text, without a registry's wire format."""
+        return create_format(self.spec.name, schema=self.text, fields=fields, **dict(self.arguments))
+
+    def subject_in(self, registry: SchemaRegistry, record: str | None) -> str:
+        """The one named, or the strategy's for the topic and a record of this name. Raises UsageError naming the option."""
+        if self.subject is not None:
+            return self.subject
+        names = set(self.topics)
+        strategy = dict(registry.config.strategies).get(self.field, SubjectStrategy.TOPIC_NAME)
+        if strategy is not SubjectStrategy.RECORD_NAME and len(names) != 1:
+            raise UsageError(
+                f"option '{self.field}Subject' is missing: with a pattern or several topics it cannot be determined from the "
+                "topic's name"
+            )
+        if strategy is not SubjectStrategy.TOPIC_NAME and record is None:
+            option = "Message" if "message" in self.spec.arguments else "Record"
+            raise UsageError(f"option '{self.field}{option}' is missing: {strategy} names the subject after the record")
+        return registry.subject(names.pop() if len(names) == 1 else None, field=self.field, record=record)
+
+    @property
+    def record_name(self) -> str | None:
+        """Of the record by which subjects may be named, if an option says it."""
+        return dict(self.arguments).get("message", self.record)
+
+    def _check_subject(self) -> None:
+        field, strategy = self.field, f"{self.field}.subject.name.strategy"
+        properties = dict(self.properties)
+        if self.subject is not None and strategy in properties:
+            raise UsageError(f"give {field}Subject or {REGISTRY_PREFIX}{strategy}, not both")
+        if self.record is None:
+            return
+        if "message" in self.spec.arguments:
+            raise UsageError(
+                f"option '{field}Record' means nothing with {field}Format={self.spec.name}: {field}Message names the record"
+            )
+        if not properties.get(strategy, "").endswith("RecordNameStrategy"):
+            raise UsageError(
+                f"option '{field}Record' means nothing without {REGISTRY_PREFIX}{strategy} of RecordNameStrategy or "
+                "TopicRecordNameStrategy"
+            )
+        if self.text is not None:
+            raise UsageError(f"option '{field}Record' means nothing with {field}Schema, which has its own name")
 
 
 def _check(given: Mapping[str, Any], registry_properties: Mapping[str, str]) -> None:
@@ -231,9 +334,9 @@ def _check(given: Mapping[str, Any], registry_properties: Mapping[str, str]) -> 
     if registry_properties and "schemaRegistryUrl" not in given:
         raise UsageError(f"option '{REGISTRY_PREFIX}{min(registry_properties)}' needs schemaRegistryUrl")
     for field in FIELDS:
-        said = f"{field}.subject.name.strategy"
-        if said in registry_properties and not _has_schema(given.get(f"{field}Format")):
-            raise UsageError(f"option '{REGISTRY_PREFIX}{said}' means nothing without {field}Format of a schema registry")
+        strategy = f"{field}.subject.name.strategy"
+        if strategy in registry_properties and not _has_schema(given.get(f"{field}Format")):
+            raise UsageError(f"option '{REGISTRY_PREFIX}{strategy}' means nothing without {field}Format of a schema registry")
         if f"{field}Record" in given and "schemaRegistryUrl" not in given:
             raise UsageError(f"option '{field}Record' needs schemaRegistryUrl")
     if "timeZone" in given and not any(spec.name == "json" for field in FIELDS if (spec := given.get(f"{field}Format"))):
@@ -246,63 +349,29 @@ def _has_schema(spec: FormatSpec | None) -> bool:
     return spec is not None and spec.registry_kind is not None
 
 
-def _no_schema(spec: FormatSpec, field: Field) -> UsageError:
-    return UsageError(f"{field}Format={spec.name} needs schemaRegistryUrl, or a schema in {field}Schema or {field}SchemaFile")
+def _schemed(said: _Said, wanted: StructType | None) -> tuple[ValueFormat, dict[str, Any]]:
+    """Of values of a schema registry, or of one schema without its wire format; and what a checkpoint pins of it."""
+    fields = _fields(said.field, wanted)
+    if said.text is None:
+        registry = said.registry
+        subject, arguments = said.subject_in(registry, said.record_name), dict(said.arguments)
+        found = said.registered_class.of_subject(
+            registry, subject, version=said.version, fields=fields, field=said.field, **arguments
+        )
+        return found, _pin(said, found.reader, {"id": str(found.reader.id)})
+    if said.url is not None:
+        raise UsageError(f"give {said.field}Schema, or schemaRegistryUrl, whose values name their schemas, not both")
+    if said.subject is not None or said.version is not None:
+        raise UsageError(f"give {said.field}Schema, or {said.field}Subject of a schema registry, not both")
+    return said.bare(fields), _pin(said, RegisteredSchema(0, str(said.spec.registry_kind), said.text), {})
 
 
-def _schemed(
-    spec: FormatSpec,
-    field: Field,
-    given: Mapping[str, Any],
-    topics: Sequence[str] | None,
-    wanted: StructType | None,
-    registry_properties: Mapping[str, str],
-) -> TypedFormat:
-    """Values of a schema registry, or of one schema without its wire format."""
-    from headrace.connectors.formats.registry.client import SchemaRegistry
-
-    fields, text = _fields(field, wanted), _inline(field, given)
-    if text is not None and "schemaRegistryUrl" in given:
-        raise UsageError(f"give {field}Schema, or schemaRegistryUrl, whose values name their schemas, not both")
-    if text is not None:
-        if f"{field}Subject" in given or f"{field}SchemaVersion" in given:
-            raise UsageError(f"give {field}Schema, or {field}Subject of a schema registry, not both")
-        own = RegisteredSchema(0, str(spec.registry_kind), text)
-        made = _bare(spec, field, given, text, fields)
-        return TypedFormat.seen(made, _pin(spec, field, given, own, {}), wanted, field)
-    if "schemaRegistryUrl" not in given:
-        raise _no_schema(spec, field)
-    registry = SchemaRegistry(given["schemaRegistryUrl"], registry_properties)
-    _check_subject(field, given, registry_properties)
-    version, more = given.get(f"{field}SchemaVersion"), _own_arguments(field, given)
-    subject = given.get(f"{field}Subject") or _subject(registry, spec, field, topics, _record(field, given))
-    found = _registered_class(spec).of_subject(registry, subject, version=version, fields=fields, field=field, **more)
-    return TypedFormat.seen(found, _pin(spec, field, given, found.reader, {"id": str(found.reader.id)}), wanted, field)
-
-
-def _registered_class(spec: FormatSpec) -> type[RegisteredFormat]:
-    if spec.load_registered is None:
-        raise UsageError(f"a schema registry has no schemas of format {spec.name!r}")
-    return spec.load_registered()
-
-
-def _own_arguments(field: Field, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What only one kind of format takes, as arguments, if it is said."""
-    found = {"message": given.get(f"{field}Message"), "recursive": given.get(f"{field}Recursive")}
-    return {name: str(value) for name, value in found.items() if value is not None}
-
-
-def _bare(spec: FormatSpec, field: Field, given: Mapping[str, Any], text: str, fields: Sequence[str] | None) -> ValueFormat:
-    return create_format(spec.name, schema=text, fields=fields, **_own_arguments(field, given))
-
-
-def _pin(
-    spec: FormatSpec, field: Field, given: Mapping[str, Any], reader: RegisteredSchema, named: Mapping[str, str]
-) -> dict[str, Any]:
+def _pin(said: _Said, reader: RegisteredSchema, named: Mapping[str, str]) -> dict[str, Any]:
     """With the type of all that the schema has, of which a query may read a part; a type within itself has none."""
-    pin = {"format": spec.name, **named, "fingerprint": reader.fingerprint}
+    pin = {"format": said.spec.name, **named, "fingerprint": reader.fingerprint}
     try:
-        made = create_format(spec.name, schema=reader.text, references=dict(reader.references), **_own_arguments(field, given))
+        references, arguments = dict(reader.references), dict(said.arguments)
+        made = create_format(said.spec.name, schema=reader.text, references=references, **arguments)
         return {**pin, "type": _described(made.arrow_type)}
     except UsageError:
         return pin
@@ -349,47 +418,6 @@ def _inline(field: Field, given: Mapping[str, Any]) -> str | None:
         raise UsageError(f"option '{field}SchemaFile': {path} cannot be read: {error}") from error
 
 
-def _subject(registry: SchemaRegistry, spec: FormatSpec, field: Field, topics: Sequence[str] | None, record: str | None) -> str:
-    """What the registry's strategy makes of the topic and of the record's name. Raises UsageError naming the option to give."""
-    names = set(topics or ())
-    strategy = dict(registry.config.strategies).get(field, SubjectStrategy.TOPIC_NAME)
-    if strategy is not SubjectStrategy.RECORD_NAME and len(names) != 1:
-        raise UsageError(
-            f"option '{field}Subject' is missing: with a pattern or several topics it cannot be determined from the topic's "
-            "name"
-        )
-    if strategy is not SubjectStrategy.TOPIC_NAME and record is None:
-        option = "Message" if "message" in spec.arguments else "Record"
-        raise UsageError(f"option '{field}{option}' is missing: {strategy} names the subject after the record")
-    return registry.subject(names.pop() if len(names) == 1 else None, field=field, record=record)
-
-
-def _record(field: Field, given: Mapping[str, Any]) -> str | None:
-    """The name of the record by which subjects may be named, if an option says it."""
-    record: str | None = given.get(f"{field}Message", given.get(f"{field}Record"))
-    return record
-
-
-def _check_subject(field: Field, given: Mapping[str, Any], registry_properties: Mapping[str, str]) -> None:
-    said = f"{field}.subject.name.strategy"
-    if f"{field}Subject" in given and said in registry_properties:
-        raise UsageError(f"give {field}Subject or {REGISTRY_PREFIX}{said}, not both")
-    if f"{field}Record" not in given:
-        return
-    spec: FormatSpec = given[f"{field}Format"]
-    if "message" in spec.arguments:
-        raise UsageError(
-            f"option '{field}Record' means nothing with {field}Format={spec.name}: {field}Message names the record"
-        )
-    if not registry_properties.get(said, "").endswith("RecordNameStrategy"):
-        raise UsageError(
-            f"option '{field}Record' means nothing without {REGISTRY_PREFIX}{said} of RecordNameStrategy or "
-            "TopicRecordNameStrategy"
-        )
-    if f"{field}Schema" in given or f"{field}SchemaFile" in given:
-        raise UsageError(f"option '{field}Record' means nothing with {field}Schema, which has its own name")
-
-
 def session_time_zone() -> str:
     """The zone of the session whose task this is. If it has no setting, Spark's is that of the driver's machine."""
     context = TaskContext.get()
@@ -398,19 +426,15 @@ def session_time_zone() -> str:
 
 
 def _without_schema(
-    spec: FormatSpec,
-    field: Field,
-    given: Mapping[str, Any],
-    columns: StructType | None,
-    *,
-    time_zone: str | Callable[[], str] | None = None,
+    said: _Said, columns: StructType | None, *, time_zone: str | Callable[[], str] | None = None
 ) -> ValueFormat:
     """A format that no schema describes. It takes the type of its values from the frame's column, or needs none."""
+    spec, field = said.spec, said.field
     if "arrow_type" not in spec.arguments:
         return create_format(spec.name)
     column = _column(field, columns)
-    if column is None and f"{field}Schema" in given:
-        column = _from_json(field, given[f"{field}Schema"])
+    if column is None and said.text is not None:
+        column = _from_json(field, said.text)
     if column is None and columns is not None:  # the field is not in the frame: whether it is JSON is all that may matter
         column = StructType([])
     if column is None:
@@ -443,104 +467,57 @@ def write_formats(
     if given.get("registerSchemas", False) and "schemaRegistryUrl" not in given:
         raise UsageError("option 'registerSchemas' needs schemaRegistryUrl")
     for field in FIELDS:
-        if f"{field}SchemaReferences" in given and ("schemaRegistryUrl" not in given or _inline(field, given) is None):
+        has_text = f"{field}Schema" in given or f"{field}SchemaFile" in given
+        if f"{field}SchemaReferences" in given and not (has_text and "schemaRegistryUrl" in given):
             raise UsageError(f"option '{field}SchemaReferences' needs schemaRegistryUrl and {field}Schema or {field}SchemaFile")
     formats: dict[Field, ValueFormat] = {}
     for field in FIELDS:
         spec: FormatSpec | None = given.get(f"{field}Format")
-        column = _column(field, schema)
         if spec is None:
             continue
+        column = _column(field, schema)
         if column is None:
             raise UsageError(f"option '{field}Format' needs a column {field!r}; the columns are {', '.join(schema.names)}")
         if spec.registry_kind is None and f"{field}Schema" in given:
             raise UsageError(
                 f"option '{field}Schema' means nothing to a sink with {field}Format={spec.name}: the frame has the type"
             )
+        topics = (given["topic"],) if "topic" in given else ()
+        formats[field] = _writer(_Said.of(field, given, topics, registry_properties), schema)
         kind = to_arrow_type(column, timezone="UTC")
-        formats[field] = _writer(spec, field, given, schema, registry_properties)
         formats[field].encode(pa.array([], kind))  # what can never fit is refused here, and not by every task
     return formats
 
 
-def _writer(
-    spec: FormatSpec, field: Field, given: Mapping[str, Any], schema: StructType, registry_properties: Mapping[str, str]
-) -> ValueFormat:
-    if spec.registry_kind is None:
-        return _without_schema(spec, field, given, schema)
-    text = _inline(field, given)
-    if "schemaRegistryUrl" in given:
-        _check_subject(field, given, registry_properties)
-        asked = _Asked(
-            spec=spec,
-            field=field,
-            url=given["schemaRegistryUrl"],
-            properties=tuple(sorted(registry_properties.items())),
-            topic=given.get("topic"),
-            subject=given.get(f"{field}Subject"),
-            record=_record(field, given),
-            version=given.get(f"{field}SchemaVersion"),
-            text=text,
-            references=given.get(f"{field}SchemaReferences", ()),
-            registers=given.get("registerSchemas", False),
-            message=given.get(f"{field}Message"),
-        )
-        return _registered(asked, _now_and_then())
-    if text is None:
-        raise _no_schema(spec, field)
-    if f"{field}Subject" in given or f"{field}SchemaVersion" in given:
-        raise UsageError(f"options '{field}Subject' and '{field}SchemaVersion' need schemaRegistryUrl")
-    return _bare(spec, field, given, text, None)
-
-
-_ASKED_AGAIN_S = 300.0
-
-
-def _now_and_then() -> int:
-    """Another number every five minutes: Spark makes a writer for every batch, and not every batch need ask the registry."""
-    return int(time.monotonic() // _ASKED_AGAIN_S)
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What a sink's options say of a registry's schema: a version of a subject; or a text, that is registered or is to be."""
-
-    spec: FormatSpec
-    field: Field
-    url: str
-    properties: tuple[tuple[str, str], ...]
-    topic: str | None
-    subject: str | None
-    record: str | None
-    version: int | None
-    text: str | None
-    references: tuple[SchemaReference, ...]
-    registers: bool
-    message: str | None
-
-    def subject_in(self, registry: SchemaRegistry, record: str | None) -> str:
-        """The one that is named, or that of the topic and of a record of this name."""
-        return self.subject or _subject(registry, self.spec, self.field, [self.topic] if self.topic else None, record)
+def _writer(said: _Said, schema: StructType) -> ValueFormat:
+    if said.spec.registry_kind is None:
+        return _without_schema(said, schema)
+    if said.url is not None or said.text is None:
+        # Another number every five minutes: Spark makes a writer for every batch, and not every batch need ask the registry.
+        return _registered(said, int(time.monotonic() // 300))
+    if said.subject is not None or said.version is not None:
+        raise UsageError(f"options '{said.field}Subject' and '{said.field}SchemaVersion' need schemaRegistryUrl")
+    return said.bare(None)
 
 
 @functools.lru_cache(maxsize=64)
-def _registered(asked: _Asked, _period: int) -> ValueFormat:
+def _registered(said: _Said, _period: int) -> ValueFormat:
     """Encodes by a version of a subject; or by a schema of one's own, as it is registered there, or is to be now."""
-    from headrace.connectors.formats.registry.client import SchemaRegistry
+    registry = said.registry
+    kind = said.registered_class
 
-    registry = SchemaRegistry(asked.url, dict(asked.properties))
-    make = functools.partial(_registered_class(asked.spec), registry)
-    if asked.message is not None:
-        make = functools.partial(make, message=asked.message)
-    if asked.text is None:
-        if asked.registers:
+    def make(schema: RegisteredSchema) -> RegisteredFormat:
+        return kind(registry, schema, **dict(said.arguments))
+
+    if said.text is None:
+        if said.registers:
             raise UsageError("option 'registerSchemas' needs the schema that is to be registered, in valueSchema or keySchema")
-        return make(registry.version(asked.subject_in(registry, asked.record), asked.version))
-    if asked.version is not None:
+        return make(registry.version(said.subject_in(registry, said.record_name), said.version))
+    if said.version is not None:
         raise UsageError("give a version of the subject, or a schema, not both")
-    own = registry.compose(str(asked.spec.registry_kind), asked.text, asked.references, subject=asked.subject)
-    subject = asked.subject_in(registry, make(own).record)  # what is not a schema of the format is not registered
-    return make(registry.register(subject, own) if asked.registers else registry.lookup(subject, own))
+    own = registry.compose(str(said.spec.registry_kind), said.text, said.references, subject=said.subject)
+    subject = said.subject_in(registry, make(own).record)  # what is not a schema of the format is not registered
+    return make(registry.register(subject, own) if said.registers else registry.lookup(subject, own))
 
 
 # --- what a checkpoint pins -------------------------------------------------------------------------------------------
@@ -580,17 +557,13 @@ def _other_registry(was: Mapping[str, Any], typed: TypedFormat) -> str | None:
     """What the registry says otherwise of the schema that was the newest then. That there are newer ones proves nothing."""
     fingerprint = typed.pinned.get("fingerprint")
     if was["id"] != typed.pinned["id"] and isinstance(typed.inner, RegisteredFormat):
+        if not isinstance(was["id"], str) or not was["id"].isascii() or not was["id"].isdigit():
+            raise StateError("this query's checkpoint names a schema by something else than a registry's number; it is damaged")
         try:
-            fingerprint = typed.inner.pinned(_schema_id(was["id"])).fingerprint
+            fingerprint = typed.inner.pinned(int(was["id"])).fingerprint
         except UnknownSchemaError:
             return f"the registry has no schema {was['id']}, which was read then"
     return None if was.get("fingerprint") == fingerprint else f"schema {was['id']} of the registry was another one then"
-
-
-def _schema_id(text: object) -> int:
-    if not isinstance(text, str) or not text.isascii() or not text.isdigit():
-        raise StateError("this query's checkpoint names a schema by something else than a registry's number; it is damaged")
-    return int(text)
 
 
 def _narrower(was: Any, now: Any, path: str) -> str | None:  # noqa: ANN401 - JSON

@@ -266,13 +266,13 @@ _SINK: tuple[Option, ...] = (
         "transactionalIdPrefix",
         text,
         f"ours: prefix of all transactional ids (default `{DEFAULT_PREFIX}`)",
-        argument="transactional_id_prefix",
+        "transactional_id_prefix",
     ),
     Option(
         "commitTopic",
         text,
         f"ours: compacted topic for the lists of committables, created if missing (default `{DEFAULT_COMMIT_TOPIC}`)",
-        argument="commit_topic",
+        "commit_topic",
     ),
     *(replace(option, meaning=f"ours: {option.meaning}") for option in REPEATED_WRITE),
 )
@@ -287,7 +287,6 @@ SOURCE_OPTIONS = OptionTable(
     other_side=_SINK,
     nothing_alike=f"there are: {', '.join(option.name for option in _SOURCE)}, kafka.*",
 )
-"""Every option of the source; `kafka.*` are the client's properties."""
 
 SINK_OPTIONS = OptionTable(
     _SINK,
@@ -296,7 +295,6 @@ SINK_OPTIONS = OptionTable(
     groups=(REGISTRY_PREFIX,),
     other_side=_SOURCE,
 )
-"""Every option of the sink; `kafka.*` are the client's properties."""
 
 # --- the client's properties, `kafka.*`: what Spark's own connector refuses, in its words -----------------------------------
 

@@ -43,19 +43,14 @@ _STREAM_ONLY = (
     "startingOffsetsOfNewPartitions",
 )
 _STARTS = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
-_BY_TIME = ("startingTimestamp", "startingOffsetsByTimestamp", "endingTimestamp", "endingOffsetsByTimestamp")
+_STOPS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+_BY_TIME = (*_STARTS[:2], *_STOPS[:2])
 
 
 def kafka_read(options: Mapping[str, str], mode: Mode, wanted: StructType | None = None) -> LogRead[KafkaSplit]:
-    """What these options of a Spark query mean. `wanted`: the columns that the user asks for, where that is known.
-
-    Does no I/O but a schema registry that the options name. Raises UsageError naming the option at fault.
-    """
+    """`wanted`: the columns asked for, where known. No I/O but a schema registry. Raises UsageError naming the option."""
     given, properties = _parsed(options)
-    if mode is Mode.STREAM:
-        _check_stream(given)
-    else:
-        _check_batch(given)
+    (_check_stream if mode is Mode.STREAM else _check_batch)(given)
     return _read(given, properties, mode, wanted)
 
 
@@ -97,7 +92,7 @@ def _read(given: Mapping[str, Any], properties: dict[str, str], mode: Mode, want
         partitions=given.get("assign"),
         start=start,
         start_of_new_partitions=given.get("startingOffsetsOfNewPartitions", Earliest()),
-        stop=_stop(given) if mode is Mode.BATCH else None,
+        stop=next((given[name] for name in _STOPS if name in given), Latest()) if mode is Mode.BATCH else None,
         group=given.get("commitOffsetsToGroup"),
         isolation_level=properties.pop("isolation.level", Isolation.READ_UNCOMMITTED),
         properties=properties,
@@ -158,11 +153,8 @@ def _check_batch(given: Mapping[str, Any]) -> None:
         raise UsageError(
             "option 'startFromSavepoint' is for streaming queries: a batch read has no checkpoint to continue from"
         )
-    starts, ends = given.get("startingOffsets"), given.get("endingOffsets")
-    if "startingTimestamp" in given or "startingOffsetsByTimestamp" in given:
-        starts = None
-    if "endingTimestamp" in given or "endingOffsetsByTimestamp" in given:
-        ends = None
+    starts = None if any(name in given for name in _STARTS[:2]) else given.get("startingOffsets")
+    ends = None if any(name in given for name in _STOPS[:2]) else given.get("endingOffsets")
     if starts == Latest():
         raise UsageError("starting offset can't be latest for batch queries on Kafka")
     if ends == Earliest():
@@ -211,9 +203,3 @@ def _start(given: Mapping[str, Any], properties: Mapping[str, str], mode: Mode) 
     if group is None:
         raise UsageError("startingOffsets=group needs the group: set kafka.group.id, or commitOffsetsToGroup")
     return Committed(group, given.get("startingOffsetsWithoutCommit", Earliest()))
-
-
-def _stop(given: Mapping[str, Any]) -> Positions:
-    names = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
-    stop: Positions = next((given[name] for name in names if name in given), Latest())
-    return stop

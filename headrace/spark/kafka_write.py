@@ -6,7 +6,7 @@ Names, defaults and error texts are those of Spark's own connector.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from pyspark.sql.types import StructType
@@ -46,24 +46,17 @@ def kafka_columns(schema: StructType, sink: KafkaSink | AtLeastOnceKafkaSink) ->
 
 
 def kafka_write(options: Mapping[str, str], schema: StructType | None = None) -> SinkWrite[KafkaSink | AtLeastOnceKafkaSink]:
-    """How to write a frame of this schema; formats need to know it. Does no I/O but a schema registry, if there is one.
-
-    Raises UsageError naming the option that is missing, unknown or wrong.
-    """
+    """`schema`: of the frame, for formats. No I/O but a schema registry. Raises UsageError naming the option at fault."""
     given, properties = SINK_OPTIONS.parse(options)
     check_properties(properties, "producer")
     formats = write_formats(given, StructType([]) if schema is None else schema, given.get(REGISTRY_PREFIX, {}))
-    sink = _sink(given, properties.pop("bootstrap.servers"), properties)
-    return sink_write(replace(sink, value=formats.get("value"), key=formats.get("key")), given)
-
-
-def _sink(given: Mapping[str, Any], bootstrap: str, properties: Mapping[str, str]) -> KafkaSink | AtLeastOnceKafkaSink:
-    arguments = SINK_OPTIONS.arguments(given)
+    bootstrap, arguments = properties.pop("bootstrap.servers"), SINK_OPTIONS.arguments(given)
+    arguments |= {"value": formats.get("value"), "key": formats.get("key")}
     if given.get("delivery") is not Delivery.AT_LEAST_ONCE:
-        return KafkaSink(bootstrap, properties=properties, **arguments)
+        return sink_write(KafkaSink(bootstrap, properties=properties, **arguments), given)
     _check_without_transactions(given)
     known = {name: value for name, value in arguments.items() if name in _AT_LEAST_ONCE}
-    return AtLeastOnceKafkaSink(bootstrap, properties=properties, **known)
+    return sink_write(AtLeastOnceKafkaSink(bootstrap, properties=properties, **known), given)
 
 
 def _check_without_transactions(given: Mapping[str, Any]) -> None:

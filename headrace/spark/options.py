@@ -12,7 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
@@ -28,8 +28,6 @@ SinkT = TypeVar("SinkT", bound=TwoPhaseSink[Any])
 
 _FROM_SPARK = frozenset({"checkpointlocation", "provider", "__datasource_name", "queryname", DRIVER_ID.lower()})
 """What Spark, or a supervised driver, adds to the options by itself, in lower case."""
-
-_ALIKE = 0.6  # difflib's similarity, from which a known option is suggested
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +142,9 @@ class OptionTable:
     """The options of one connector in one direction. `known_to` and `owner` say whose they are, in errors and warnings.
 
     `prefix`: options that start with it are properties, and are given as they are. `groups`: options that start with one of
-    these are given together under it, by their names in lower case without it. `ignored`: skipped silently, in lower
-    case. `other_side`: the options of the other direction, which mean nothing here: people write one set of options for
-    both, as Spark's own connector allows. A warning names each.
+    these are given together under it, by their names in lower case without it. `ignored`: skipped silently, in lower case.
+    `other_side`: the options of the other direction, which mean nothing here, as a warning says: people write one set for both.
+    `nothing_alike`: what is said of an option that resembles none.
     """
 
     options: Sequence[Option]
@@ -157,8 +155,7 @@ class OptionTable:
     groups: Sequence[str] = ()
     required: Sequence[str] = ()
     other_side: Sequence[Option] = ()
-    nothing_alike: str = field(default="", kw_only=True)
-    """What is said of an option that resembles none."""
+    nothing_alike: str = ""
 
     def __iter__(self) -> Iterator[Option]:
         return iter(self.options)
@@ -195,17 +192,15 @@ class OptionTable:
 
     def _pass_over(self, written: str) -> None:
         other = next((option for option in self.other_side if option.name.lower() == written.lower()), None)
-        if other is None:
-            raise self._unknown(written)
-        warn_once(f"option '{other.name}' means nothing to {self.owner}, and is ignored")
-
-    def _unknown(self, written: str) -> UsageError:
+        if other is not None:
+            warn_once(f"option '{other.name}' means nothing to {self.owner}, and is ignored")
+            return
         known = {name: option.name for name, option in self._by_name.items()}
         if self.prefix:
             known[f"{self.prefix}bootstrap.servers"] = f"{self.prefix}bootstrap.servers"
-        near = difflib.get_close_matches(written.lower(), known, n=1, cutoff=_ALIKE)
+        near = difflib.get_close_matches(written.lower(), known, n=1)
         hint = f"did you mean '{known[near[0]]}'?" if near else self.nothing_alike
-        return UsageError(f"option '{written}' is not known to {self.known_to}" + (f"; {hint}" if hint else ""))
+        raise UsageError(f"option '{written}' is not known to {self.known_to}" + (f"; {hint}" if hint else ""))
 
 
 @functools.lru_cache(maxsize=256)
@@ -245,7 +240,6 @@ REPEATED_WRITE: tuple[Option, ...] = (
         "txnVersion", _epoch, "its number, such as the batch id in foreachBatch: a number that was written is not written again"
     ),
 )
-"""The options of every sink."""
 
 
 def sink_write(sink: SinkT, given: Mapping[str, Any]) -> SinkWrite[SinkT]:

@@ -99,9 +99,8 @@ def run(
     if session is not None and conf:
         raise UsageError("settings of a session are given to run(conf=...) or to the function that makes it, not to both")
     maker = None if session is None else FunctionName.of(session)
-    order = DriverOrder(
-        FunctionName.of(job), FunctionName.of(headrace_format), maker, dict(conf or {}), standby, lease is not None
-    )
+    named, spark_format, settings = FunctionName.of(job), FunctionName.of(headrace_format), dict(conf or {})
+    order = DriverOrder(named, spark_format, maker, settings, standby, lease is not None)
     limits = SupervisionLimits(progress_timeout_s, stop_timeout_s), StandbyLimits(standby, silence_timeout_s)
     end = supervise(order, lambda: StandbyCore(restart, *limits), None if status is None else StatusFile(Path(status)), lease)
     if end.ending is not Ending.COMPLETED:

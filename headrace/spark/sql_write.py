@@ -60,7 +60,6 @@ OPTIONS = OptionTable(
     ),
     required=("url", "dbtable"),
 )
-"""Every option of the sink."""
 
 
 def sql_write(options: Mapping[str, str]) -> SinkWrite[TableSink]:

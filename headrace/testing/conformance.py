@@ -226,10 +226,12 @@ class _ObservedSource(Source[Any]):
 class _Log:
     """What a case has written, and what came out of its runs so far, counted only where it is durable."""
 
-    def __init__(self, external: ExternalContext) -> None:
+    def __init__(self, external: ExternalContext, splits: int = 0) -> None:
         self._external = external
         self.written: dict[str, list[str]] = {}
         self.committed: list[str] = []
+        for _ in range(splits):
+            self.new_split()
 
     def new_split(self, count: int = PER_SPLIT) -> str:
         split_id = self._external.create_split()
@@ -353,8 +355,7 @@ class SourceConformance(ABC):
 
     def test_single_split(self, external: ExternalContext) -> None:
         """Every record of one split comes once, in order, in the schema that the source declares."""
-        log = _Log(external)
-        log.new_split()
+        log = _Log(external, 1)
         source = external.create_source(Boundedness.UNBOUNDED)
         run = self.start_run(source)
         self.read(run, log, log.total)
@@ -381,20 +382,18 @@ class SourceConformance(ABC):
         self._restored_at(external, 4, 1)
 
     def _restored_at(self, external: ExternalContext, before: int, after: int) -> None:
-        log = _Log(external)
-        splits = [log.new_split() for _ in range(4)]
+        log = _Log(external, 4)
         source = external.create_source(Boundedness.UNBOUNDED)
         run = self.start_run(source, parallelism=before)
         self.read(run, log, log.total // 2)
         checkpoint = log.commit(run)
-        for split_id in splits:
+        for split_id in log.written:
             log.write(split_id)
         self.finish(self.start_run(source, checkpoint=checkpoint, parallelism=after), log)
 
     def test_idle_reader(self, external: ExternalContext) -> None:
         """More readers than splits: the idle ones do not keep a bounded source from ending."""
-        log = _Log(external)
-        log.new_split()
+        log = _Log(external, 1)
         run = self.start_run(external.create_source(Boundedness.BOUNDED), parallelism=4)
         self.read_to_end(run)
         self.finish(run, log)
@@ -402,12 +401,11 @@ class SourceConformance(ABC):
     @pytest.mark.parametrize("parallelism", [1, 2])
     def test_reader_failure(self, external: ExternalContext, parallelism: int) -> None:
         """A reader is lost after a checkpoint and some more records: they come again, and nothing else."""
-        log = _Log(external)
-        splits = [log.new_split() for _ in range(3)]
+        log = _Log(external, 3)
         run = self.start_run(external.create_source(Boundedness.UNBOUNDED), parallelism=parallelism)
         self.read(run, log, PER_SPLIT)
         run.checkpoint()
-        for split_id in splits:
+        for split_id in log.written:
             log.write(split_id)
         self.read(run, log, 2 * PER_SPLIT)
         run.lose_reader()
@@ -415,8 +413,7 @@ class SourceConformance(ABC):
 
     def test_reader_failure_before_any_checkpoint(self, external: ExternalContext) -> None:
         """A reader is lost before the first checkpoint: its splits start over."""
-        log = _Log(external)
-        log.new_split()
+        log = _Log(external, 1)
         run = self.start_run(external.create_source(Boundedness.UNBOUNDED))
         self.read(run, log, 1)
         run.lose_reader()
@@ -424,9 +421,7 @@ class SourceConformance(ABC):
 
     def test_reader_failure_of_a_bounded_source(self, external: ExternalContext) -> None:
         """A reader is lost after it has finished its splits, with no checkpoint since: they are read again, and it ends."""
-        log = _Log(external)
-        log.new_split()
-        log.new_split()
+        log = _Log(external, 2)
         run = self.start_run(external.create_source(Boundedness.BOUNDED), parallelism=2)
         self.read_to_end(run)
         run.lose_reader()
@@ -437,18 +432,19 @@ class SourceConformance(ABC):
 
     def test_bounded_ends_by_itself(self, external: ExternalContext) -> None:
         """It ends, also when a split is empty, and reads nothing that was written after it had started."""
-        log = _Log(external)
-        splits = [log.new_split(), log.new_split(0), log.new_split(1)]
+        log = _Log(external, 1)
+        log.new_split(0)
+        log.new_split(1)
         run = self.start_run(external.create_source(Boundedness.BOUNDED), parallelism=2)
-        for split_id in splits:
+        for split_id in log.written:
             log.write_unread(split_id)
         self.read_to_end(run)
         self.finish(run, log)
 
     def test_finished_source_restored(self, external: ExternalContext) -> None:
         """It ends again and reads nothing (FLINK-31006)."""
-        log = _Log(external)
-        split_id = log.new_split()
+        log = _Log(external, 1)
+        (split_id,) = log.written
         source = external.create_source(Boundedness.BOUNDED)
         run = self.start_run(source)
         self.read_to_end(run)
@@ -461,13 +457,12 @@ class SourceConformance(ABC):
 
     def test_bounded_source_restored_midway(self, external: ExternalContext) -> None:
         """It reads the rest, up to the end that was fixed when it first started, and ends."""
-        log = _Log(external)
-        splits = [log.new_split() for _ in range(3)]
+        log = _Log(external, 3)
         source = external.create_source(Boundedness.BOUNDED)
         run = self.start_run(source, parallelism=2)
         self.read(run, log, PER_SPLIT + 1)
         checkpoint = log.commit(run)
-        for split_id in splits:
+        for split_id in log.written:
             log.write_unread(split_id)
         restored = self.start_run(source, checkpoint=checkpoint)
         self.read_to_end(restored)
@@ -477,8 +472,7 @@ class SourceConformance(ABC):
 
     def test_restored_never_initialises(self, external: ExternalContext) -> None:
         """The one thing no restore may do (Beam #31313, #34890)."""
-        log = _Log(external)
-        log.new_split()
+        log = _Log(external, 1)
         for boundedness in Boundedness:
             source = self.observe(external.create_source(boundedness))
             run = self.start_run(source)
@@ -492,8 +486,8 @@ class SourceConformance(ABC):
 
     def test_checkpoint_before_anything_was_read(self, external: ExternalContext) -> None:
         """It holds the splits at their resolved start, and what is written meanwhile is read."""
-        log = _Log(external)
-        split_id = log.new_split()
+        log = _Log(external, 1)
+        (split_id,) = log.written
         source = external.create_source(Boundedness.UNBOUNDED)
         checkpoint = log.commit(self.start_run(source))
         log.write(split_id)
@@ -501,9 +495,7 @@ class SourceConformance(ABC):
 
     def test_two_restores_of_one_checkpoint(self, external: ExternalContext) -> None:
         """Both read the same."""
-        log = _Log(external)
-        log.new_split()
-        log.new_split()
+        log = _Log(external, 2)
         source = external.create_source(Boundedness.UNBOUNDED)
         run = self.start_run(source)
         self.read(run, log, 3)
@@ -527,9 +519,7 @@ class SourceConformance(ABC):
 
     def test_restart_after_every_batch(self, external: ExternalContext) -> None:
         """Positions are next offsets: however often it is restarted, nothing is lost or read twice (I3)."""
-        log = _Log(external)
-        for _ in range(2):
-            log.new_split()
+        log = _Log(external, 2)
         source = external.create_source(Boundedness.UNBOUNDED)
         checkpoint: bytes | None = None
         while len(log.committed) < log.total:
@@ -542,8 +532,7 @@ class SourceConformance(ABC):
 
     def test_split_added_while_running(self, external: ExternalContext) -> None:
         """It is read from its first record, also of those written before it was discovered."""
-        log = _Log(external)
-        log.new_split()
+        log = _Log(external, 1)
         run = self.start_run(external.create_source(Boundedness.UNBOUNDED), parallelism=2)
         self.read(run, log, log.total)
         log.new_split()
@@ -554,8 +543,7 @@ class SourceConformance(ABC):
 
     def test_split_added_while_down(self, external: ExternalContext) -> None:
         """A restored run reads it from its first record, and the others where they were (Beam #20836)."""
-        log = _Log(external)
-        log.new_split()
+        log = _Log(external, 1)
         source = external.create_source(Boundedness.UNBOUNDED)
         run = self.start_run(source)
         self.read(run, log, log.total)
@@ -565,8 +553,7 @@ class SourceConformance(ABC):
 
     def test_split_added_between_checkpoint_and_crash(self, external: ExternalContext) -> None:
         """Discovered and read, but in no checkpoint: the restored run reads it from its first record."""
-        log = _Log(external)
-        log.new_split()
+        log = _Log(external, 1)
         source = external.create_source(Boundedness.UNBOUNDED)
         run = self.start_run(source)
         self.read(run, log, log.total)
@@ -580,8 +567,8 @@ class SourceConformance(ABC):
 
     def test_removed_split_is_reported(self, external: ExternalContext) -> None:
         """`on_splits_missing` is called once for it; the others are read on, unless the source stops the job over it."""
-        log = _Log(external)
-        kept, removed = log.new_split(), log.new_split()
+        log = _Log(external, 2)
+        kept, removed = log.written
         source = self.observe(external.create_source(Boundedness.UNBOUNDED))
         run = self.start_run(source)
         self.read(run, log, log.total)
@@ -605,20 +592,18 @@ class SourceConformance(ABC):
 
     def test_positions_are_published_when_durable(self, external: ExternalContext) -> None:
         """`checkpoint_completed` hears of every split, and only after the checkpoint."""
-        log = _Log(external)
-        splits = {log.new_split(), log.new_split()}
+        log = _Log(external, 2)
         source = self.observe(external.create_source(Boundedness.UNBOUNDED))
         run = self.start_run(source)
         self.read(run, log, log.total)
         assert source.observed.published == {}
         run.checkpoint()
-        assert source.observed.published.keys() == splits
+        assert source.observed.published.keys() == log.written.keys()
         run.close()
 
     def test_split_serializer_round_trip(self, external: ExternalContext) -> None:
         """A split comes back from JSON text as it was: as discovered, and as read on."""
-        log = _Log(external)
-        log.new_split()
+        _Log(external).new_split()
         source = external.create_source(Boundedness.UNBOUNDED)
         with closing(source.create_discovery()) as discovery, source.create_reader() as reader:
             (split,) = discovery.initial().added
@@ -655,8 +640,7 @@ class SourceConformance(ABC):
 
     def test_source_is_picklable(self, external: ExternalContext) -> None:
         """A copy reads the same."""
-        log = _Log(external)
-        log.new_split()
+        log = _Log(external, 1)
         source: Source[Any] = pickle.loads(pickle.dumps(external.create_source(Boundedness.UNBOUNDED)))  # noqa: S301
         self.finish(self.start_run(source), log)
 
@@ -675,8 +659,7 @@ class SourceConformance(ABC):
 
     def test_close_is_idempotent(self, external: ExternalContext) -> None:
         """A reader can be closed twice, with and without splits."""
-        log = _Log(external)
-        log.new_split()
+        _Log(external).new_split()
         source = external.create_source(Boundedness.UNBOUNDED)
         with closing(source.create_discovery()) as discovery:
             splits = discovery.initial().added

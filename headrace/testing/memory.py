@@ -108,11 +108,9 @@ class MemorySplitSerializer(SplitSerializer[MemorySplit]):
     version = 1
 
     def serialize(self, split: MemorySplit) -> JsonObject:
-        """The split as a JSON object."""
         return {"id": split.split_id, "next": split.next_offset, "stop": split.stop_offset}
 
     def deserialize(self, version: int, data: JsonObject) -> MemorySplit:
-        """What `serialize` wrote."""
         if version != 1:
             raise ValueError(f"no MemorySplit was ever written in version {version}")
         stop = data["stop"]
@@ -149,11 +147,9 @@ class MemoryReader(SourceReader[MemorySplit]):
         self._splits: deque[MemorySplit] = deque()
 
     def add_splits(self, splits: Sequence[MemorySplit]) -> None:
-        """Read these too."""
         self._splits.extend(splits)
 
     def poll(self, timeout: float) -> SplitBatch[MemorySplit] | None:
-        """The next batch of the first split one after another that has one."""
         for _ in range(len(self._splits)):
             split = self._splits.popleft()
             batch = self._read(split)
@@ -166,7 +162,6 @@ class MemoryReader(SourceReader[MemorySplit]):
         return None
 
     def close(self) -> None:
-        """Drop the splits."""
         self._splits.clear()
 
     def _read(self, split: MemorySplit) -> SplitBatch[MemorySplit] | None:

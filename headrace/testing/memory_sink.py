@@ -195,11 +195,9 @@ class MemoryHandleSerializer(HandleSerializer[MemoryHandle]):
     version = 1
 
     def serialize(self, handle: MemoryHandle) -> dict[str, int]:
-        """The handle as a JSON object."""
         return {"number": handle.number}
 
     def deserialize(self, version: int, value: Any) -> MemoryHandle:  # noqa: ANN401 - any JSON value
-        """What `serialize` wrote."""
         if version != 1:
             raise ValueError(f"no MemoryHandle was ever written in version {version}")
         return MemoryHandle(int(value["number"]))
@@ -276,7 +274,6 @@ class MemoryCommitter(Committer[MemoryHandle]):
         return MemoryHandle(number)
 
     def clean_up(self, keep: Collection[MemoryHandle]) -> None:
-        """Abort the job's other transactions."""
         kept = {handle.number for handle in keep}
         for entry in self._log.unended(self._job):
             if entry.number not in kept:

@@ -33,24 +33,11 @@ from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcom
 from headrace.enumerator.errors import DataLossError, FencedError, HeadraceError
 from headrace.testing.dying import DyingCommitter, Killed, Step, When
 
-DEATHS: tuple[tuple[Step, When, int], ...] = (
-    ("fence", "before", 1),
-    ("fence", "after", 1),
-    ("clean_up", "before", 1),
-    ("clean_up", "after", 1),
-    ("check", "before", 1),
-    ("check", "after", 1),
-    ("record", "before", 1),
-    ("record", "after", 1),
-    ("end", "before", 1),
-    ("end", "after", 1),
-    ("end", "before", 2),
-    ("end", "after", 2),
-    ("clean_up", "before", 2),
-    ("clean_up", "after", 2),
-    ("record", "before", 2),
-    ("record", "after", 2),
-)
+_PLACES: tuple[tuple[Step, int], ...] = (
+    ("fence", 1), ("clean_up", 1), ("check", 1), ("record", 1), ("end", 1), ("end", 2), ("clean_up", 2), ("record", 2),
+)  # fmt: skip
+_WHEN: tuple[When, ...] = ("before", "after")
+DEATHS: tuple[tuple[Step, When, int], ...] = tuple((step, when, nth) for step, nth in _PLACES for when in _WHEN)
 """Every place where the driver of an epoch of two tasks can die, with how many calls of that name are before it."""
 
 GREATEST = 2**63 - 1
@@ -184,6 +171,11 @@ class SinkConformance(ABC):
             continue
         assert seen == wanted, f"lost: {sorted(wanted - seen)}; duplicated or foreign: {sorted(seen - wanted)}"
 
+    def _assert_ended(self, external: SinkContext, job: _Job, *expected: Sequence[str]) -> None:
+        """A reader sees these values, and no transaction of the job is still open."""
+        self.assert_visible(external, *expected)
+        assert external.unended(job.name) == 0
+
     # --- the two phases -----------------------------------------------------------------------------------------------
 
     def test_nothing_is_visible_before_the_commit(self, external: SinkContext) -> None:
@@ -201,8 +193,7 @@ class SinkConformance(ABC):
         driver = job.driver()
         for epoch, tasks in enumerate((1, 3, 2)):
             job.write_epoch(epoch, tasks, driver)
-            self.assert_visible(external, job.expected)
-        assert external.unended(job.name) == 0
+            self._assert_ended(external, job, job.expected)
 
     def test_a_new_driver_for_every_epoch(self, external: SinkContext) -> None:
         """Each recovers first, and finds nothing to be done."""
@@ -222,8 +213,7 @@ class SinkConformance(ABC):
             failing.write(external.batch(["failed"]))
             raise ZeroDivisionError
         job.write_epoch(0)
-        self.assert_visible(external, job.expected)
-        assert external.unended(job.name) == 0
+        self._assert_ended(external, job, job.expected)
 
     def test_a_task_without_rows_has_no_handle(self, external: SinkContext) -> None:
         """It leaves nothing that would have to be ended."""
@@ -253,8 +243,7 @@ class SinkConformance(ABC):
             assert transaction.prepare() is not None
         assert external.unended(job.name) == 1
         job.write_epoch(0)
-        self.assert_visible(external, job.expected)
-        assert external.unended(job.name) == 0
+        self._assert_ended(external, job, job.expected)
 
     def test_losing_attempts_are_aborted(self, external: SinkContext) -> None:
         """Of two attempts that prepared, the one that is not committed is ended, and never seen."""
@@ -262,8 +251,7 @@ class SinkConformance(ABC):
         winners = job.prepare(0, number=1)
         job.prepare_task(0, 0, number=2)
         job.driver().commit(0, winners)
-        self.assert_visible(external, job.epoch(0))
-        assert external.unended(job.name) == 0
+        self._assert_ended(external, job, job.epoch(0))
 
     # --- what is durable ----------------------------------------------------------------------------------------------
 
@@ -374,12 +362,10 @@ class SinkConformance(ABC):
         assert dying.died
         successor = job.driver()
         successor.recover()
-        self.assert_visible(external, job.expected, job.epoch(1) if job.recorded() == 1 else [])
-        assert external.unended(job.name) == 0
+        self._assert_ended(external, job, job.expected, job.epoch(1) if job.recorded() == 1 else [])
         job.write_epoch(1, driver=successor)
         job.write_epoch(2, driver=successor)
-        self.assert_visible(external, job.expected)
-        assert external.unended(job.name) == 0
+        self._assert_ended(external, job, job.expected)
 
     @pytest.mark.parametrize(("step", "when", "nth"), [death for death in DEATHS if death[0] in ("end", "record", "clean_up")])
     def test_a_driver_that_dies_while_it_recovers(self, external: SinkContext, step: Step, when: When, nth: int) -> None:
@@ -395,8 +381,7 @@ class SinkConformance(ABC):
         except Killed:
             assert dying.died
         job.driver().recover()
-        self.assert_visible(external, job.epoch(0))
-        assert external.unended(job.name) == 0
+        self._assert_ended(external, job, job.epoch(0))
 
     def test_a_replay_after_a_restore(self, external: SinkContext) -> None:
         """The driver dies before the list is durable: the epoch is written again, by other attempts, and seen once."""
@@ -406,16 +391,14 @@ class SinkConformance(ABC):
             driver.commit(0, job.prepare(0))
         successor = job.driver()
         successor.commit(0, job.prepare(0, number=1))
-        self.assert_visible(external, job.epoch(0))
-        assert external.unended(job.name) == 0
+        self._assert_ended(external, job, job.epoch(0))
 
     def test_an_epoch_that_is_recorded_is_not_written_again(self, external: SinkContext) -> None:
         """What a task that did not know has prepared for it is aborted."""
         job = self._job(external)
         job.write_epoch(0)
         job.driver().commit(0, job.prepare(0, number=1))
-        self.assert_visible(external, job.expected)
-        assert external.unended(job.name) == 0
+        self._assert_ended(external, job, job.expected)
 
     def test_writers_that_have_jobs_of_their_own(self, external: SinkContext) -> None:
         """As workers of `headrace run`: the lists are another job's, whose driver ends what they have written.
@@ -497,8 +480,7 @@ class SinkConformance(ABC):
         with pytest.raises(StaleEpochError):
             job.driver().commit(4, job.prepare(4))
         job.write_epoch(6)
-        self.assert_visible(external, job.expected)
-        assert external.unended(job.name) == 0
+        self._assert_ended(external, job, job.expected)
 
     def test_an_epoch_that_was_planned_again_is_refused(self, external: SinkContext) -> None:
         """The recorded epoch's number with another content, with and without rows: StaleEpochError from every new driver.
@@ -512,8 +494,7 @@ class SinkConformance(ABC):
                 job.driver().commit(epoch, job.prepare(epoch, number=1), "another plan")
             job.driver().commit(epoch, (), f"plan of {epoch}")
         job.driver().commit(5, job.prepare(5), "plan of 5")
-        self.assert_visible(external, job.epoch(3), job.epoch(5))
-        assert external.unended(job.name) == 0
+        self._assert_ended(external, job, job.epoch(3), job.epoch(5))
 
     # --- transactions that end behind the sink's back -----------------------------------------------------------------
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any
 
 from headrace.runners.beam import flink_options as flink
-from headrace.runners.beam.flink_options import Promise
+from headrace.runners.beam.flink_options import Options, Promise
 
 
 class Stages(Enum):
@@ -16,15 +16,7 @@ class Stages(Enum):
 
     CONCURRENT = auto()
     ONE_BY_ONE = auto()
-    DEPENDS = auto()
-    """On what is installed."""
-
-
-class CheckOptions(Protocol):
-    """Raises UsageError when a promise cannot be kept under these options of a pipeline."""
-
-    def __call__(self, promise: Promise, given: Mapping[str, Any], *, unbounded: bool) -> None:
-        """`unbounded`: the pipeline is a streaming one, whatever its options say."""
+    DEPENDS = auto()  # on what is installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +24,11 @@ class Capabilities:
     """Of one runner."""
 
     stages: Stages = Stages.CONCURRENT
-    check_options: CheckOptions | None = None
-    """Of a runner whose checkpoints a sink can follow; None for the others, which cannot write exactly once."""
+    check_options: Callable[[Promise, Options], None] | None = None
+    """Raises UsageError when a promise cannot be kept under a pipeline's options.
+
+    Of a runner whose checkpoints a sink can follow; None for the others, which cannot write exactly once.
+    """
 
 
 RUNNERS: Mapping[str, Capabilities] = {

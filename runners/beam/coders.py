@@ -106,7 +106,6 @@ class EnumerationFormat(_StateFormat, Generic[SplitT]):
                 return _packed(_LEDGER, {"state": "enumerated", "checkpoint": self._serializer.serialize(checkpoint).decode()})
 
     def decode(self, encoded: bytes) -> Enumeration[SplitT]:
-        """What `encode` gave."""
         body = _unpacked(_LEDGER, encoded)
         with _LEDGER.reading(_WHERE):
             match body["state"]:
@@ -132,7 +131,6 @@ class ReaderFormat(_StateFormat, Generic[SplitT]):
         return _packed(_READER, {"checkpoint": self._serializer.serialize(checkpoint).decode()})
 
     def decode(self, encoded: bytes) -> ReaderRestriction[SplitT]:
-        """What `encode` gave."""
         states = self._checkpoint(_READER, _unpacked(_READER, encoded)).splits
         reading = tuple(state.split for state in states if not state.finished)
         return ReaderRestriction(reading, tuple(state.split for state in states if state.finished))

@@ -103,8 +103,11 @@ def _discover(
     return []
 
 
-class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
-    """Looks for splits and emits the new ones, as what readers have to read. Its restriction continues with the ledger."""
+class EnumerateBounded(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
+    """Looks for splits and emits the new ones, as what readers have to read. Its restriction continues with the ledger.
+
+    Of a source that ends by itself.
+    """
 
     def __init__(
         self,
@@ -130,18 +133,11 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         self._subtasks = subtasks
         self._start_at = start_at
 
-    @property
-    def _bounded(self) -> bool:
-        return self._source.boundedness is Boundedness.BOUNDED
-
     def setup(self) -> None:
-        """Once per instance."""
         self._worker = workers.join(self._transform)
-        discovery = beginning(self._source, self._start_at)
-        self._driver = SourceDriver(self._source, discovery, self._worker.discovery_failures)
+        self._driver = SourceDriver(self._source, beginning(self._source, self._start_at), self._worker.discovery_failures)
 
     def teardown(self) -> None:
-        """Once per instance, unless the process is killed."""
         self._driver.close()
         workers.leave(self._transform)
 
@@ -151,23 +147,27 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
 
     def create_tracker(self, restriction: bytes) -> EncodedTracker:
         """For one call of `process`. Raises StateError for a restriction that cannot be read."""
-        return EncodedTracker(EnumerationTracker(self._format.decode(restriction), bounded=self._bounded), self._format.encode)
+        bounded = self._source.boundedness is Boundedness.BOUNDED
+        return EncodedTracker(EnumerationTracker(self._format.decode(restriction), bounded=bounded), self._format.encode)
 
     def restriction_size(self, element: Element, restriction: bytes) -> float:
         return 1.0
 
     def restriction_coder(self) -> BytesCoder:
-        """Versioned bytes, see `coders`."""
         return BytesCoder()
 
     def initial_estimator_state(self, element: Element, restriction: bytes) -> None:
         """Everything is held back until the first splits are found."""
 
     def create_watermark_estimator(self, estimator_state: Timestamp | None) -> SplitWatermark:
-        """Follows the clock."""
         return SplitWatermark(estimator_state)
 
-    def _enumerate(self, tracker: Any, watermark: Any) -> Iterator[Any]:
+    def process(
+        self,
+        element: Element,
+        tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
+        watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
+    ) -> Iterator[Any]:
         now_s, now = time.monotonic(), Timestamp.now()
         enumeration = self._format.decode(tracker.current_restriction())
         if self._due(enumeration, now_s):
@@ -226,18 +226,6 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         """From the last look to the next; None if there is none in this process."""
         waits_s = [wait_s for wait_s in (self._worker.pauses.retry_s, self._interval_s) if wait_s is not None]
         return min(waits_s, default=None)
-
-
-class EnumerateBounded(_Enumerate):
-    """Of a source that ends by itself."""
-
-    def process(
-        self,
-        element: Element,
-        tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
-        watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
-    ) -> Iterator[Any]:
-        return self._enumerate(tracker, watermark)
 
 
 class EnumerateUnbounded(EnumerateBounded):

@@ -187,9 +187,8 @@ ACCEPTED = {
 """What was looked at and changes neither proof, and why: all the rest that `FlinkPipelineOptions` of Beam 2.62 to 2.70 has."""
 
 
-def refuse(promise: Promise, given: Mapping[str, Any], *, unbounded: bool) -> None:
+def refuse(promise: Promise, options: Options) -> None:
     """Raise UsageError, with all that is to be changed, when the promise cannot be kept under these options of a pipeline."""
-    options = Options(given, unbounded=unbounded)
     broken = [rule for rule in RULES if promise in rule.breaks and rule.wrong(options)]
     if broken:
         lines = "\n".join(f"- --{rule.option}: {rule.instead}. Why: {rule.why}" for rule in broken)

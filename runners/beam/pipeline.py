@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
@@ -14,9 +14,7 @@ from headrace.connectors.base.outputs import DEFAULT_OUTPUT
 from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.runners.beam.read import ReadFromSource
 from headrace.runners.beam.write import WriteExactlyOnce, WriteImmediately
-
-if TYPE_CHECKING:
-    from headrace.runners.pipeline import PipelineSpec
+from headrace.runners.pipeline import PipelineSpec
 
 
 class ExpandPipeline(beam.PTransform[Any, Any]):

@@ -25,7 +25,6 @@ class Publisher(Generic[SplitT]):
     """Of one DoFn instance. `note` is called at the end of each call, by its thread; what it registers in any thread."""
 
     def __init__(self, source: Source[SplitT], worker: Worker[SplitT], timeout_s: float) -> None:
-        """`timeout_s`: see `PUBLISH_TIMEOUT_S`."""
         self._positions = PositionPublisher(source, worker.publish_failures)
         self._worker = worker
         self._timeout_s = timeout_s

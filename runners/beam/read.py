@@ -52,9 +52,6 @@ PUBLISH_S = 1.0
 DISCOVERY_INTERVAL_S = 300.0
 """How often new splits are looked for, in seconds: Flink's default."""
 
-DEFAULT_READERS = 4
-"""How many readers share the splits that are found, where neither `num_readers` nor the option --parallelism says."""
-
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[SplitT]):
@@ -68,22 +65,22 @@ class Reading(Generic[SplitT]):
     publish_timeout_s: float = PUBLISH_TIMEOUT_S
 
 
-class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
-    """Reads some splits for a while, then hands them on where they are. Its restrictions are `ReaderRestriction`s."""
+class ReadBounded(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
+    """Reads some splits for a while, then hands them on where they are. Its restrictions are `ReaderRestriction`s.
+
+    Of a source that ends by itself.
+    """
 
     def __init__(self, reading: Reading[Any]) -> None:
-        """Travels to the workers by pickle."""
         self._reading = reading
         self._format: ReaderFormat[Any] = ReaderFormat(reading.source)
 
     def setup(self) -> None:
-        """Once per instance."""
         self._worker = workers.join(self._reading.transform)
         self._publisher = Publisher(self._reading.source, self._worker, self._reading.publish_timeout_s)
         self._known: set[str] = set()
 
     def teardown(self) -> None:
-        """Once per instance, unless the process is killed."""
         workers.leave(self._reading.transform)
 
     def initial_restriction(self, element: Element) -> bytes:
@@ -110,24 +107,27 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         return self.create_tracker(restriction).current_progress().remaining_work
 
     def restriction_coder(self) -> BytesCoder:
-        """Versioned bytes, see `coders`."""
         return BytesCoder()
 
     def initial_estimator_state(self, element: Element, restriction: bytes) -> None:
         """Everything is held back until something is known of every split."""
 
     def create_watermark_estimator(self, estimator_state: Timestamp | None) -> SplitWatermark:
-        """Moves on with the records, and with the clock for splits that are caught up."""
         return SplitWatermark(estimator_state)
 
-    def _read(self, finalizer: Any, tracker: Any, watermark: Any) -> Iterator[TimestampedValue]:
+    def process(
+        self,
+        element: Element,
+        finalizer: Any = beam.DoFn.BundleFinalizerParam,
+        tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
+        watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
+    ) -> Iterator[Any]:
         started = self._selected(tracker)
         with HeldReader(self._reading.source.create_reader, self._worker.readers, started.reading) as held:
             yield from self._deliver(held, tracker)
         self._follow(held, watermark)
         if self._reading.publishes:
-            stands = {**held.positions, **held.ended}
-            self._publisher.note(started, stands, tracker, finalizer)
+            self._publisher.note(started, {**held.positions, **held.ended}, tracker, finalizer)
         # a call that found nothing has waited for it; nothing is left of one that has read all
         tracker.defer_remainder(pause(0.0 if held.positions else PUBLISH_S))
 
@@ -212,19 +212,6 @@ def _end_of_part(split: OffsetSplit, end: int) -> int:
     return end if split.stop_offset is None else min(end, split.stop_offset)
 
 
-class ReadBounded(_Read):
-    """Of a source that ends by itself."""
-
-    def process(
-        self,
-        element: Element,
-        finalizer: Any = beam.DoFn.BundleFinalizerParam,
-        tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
-        watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
-    ) -> Iterator[Any]:
-        return self._read(finalizer, tracker, watermark)
-
-
 class ReadUnbounded(ReadBounded):
     """Of a source without an end."""
 
@@ -238,15 +225,13 @@ Rows = Callable[[pa.RecordBatch], Iterable[Any]]
 
 
 def as_dicts(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
-    rows: list[dict[str, Any]] = batch.to_pylist()
-    return rows
+    return batch.to_pylist()  # type: ignore[no-any-return]
 
 
 class ToRecords(beam.DoFn):
     """Arrow batches to records, each with its own event time."""
 
     def __init__(self, rows: Rows, event_time: EventTime) -> None:
-        """`rows` makes the records of a batch, in order."""
         self._rows = rows
         self._event_time = event_time
 
@@ -273,10 +258,6 @@ def _check_streams(pipeline: Any) -> None:
 def to_records(rows: Rows, event_time: EventTime, record_type: Any) -> Any:
     """The transform from Arrow batches to records of this type, which `rows` makes."""
     return beam.ParDo(ToRecords(rows, event_time)).with_output_types(record_type)
-
-
-def _positions(source: Source[Any], location: str) -> Checkpoint[Any]:
-    return fetch_savepoint(location).positions(CheckpointSerializer(source.name, source.split_serializer))
 
 
 class ReadFromSource(beam.PTransform[Any, Any]):
@@ -337,7 +318,10 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         self._limit = limit
         self._read_s = read_s
         self._readers = num_readers
-        self._start_at = None if start_from_savepoint is None else _positions(source, start_from_savepoint)
+        self._start_at: Checkpoint[Any] | None = None
+        if start_from_savepoint is not None:
+            serializer = CheckpointSerializer(source.name, source.split_serializer)
+            self._start_at = fetch_savepoint(start_from_savepoint).positions(serializer)
 
     def expand(self, pbegin: Any) -> Any:
         """Called by Beam."""
@@ -345,7 +329,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         check_options = capabilities.of_runner(pbegin.pipeline).check_options
         if self._publishes and check_options is not None:
             unbounded = self._source.boundedness is Boundedness.UNBOUNDED and self._limit is None
-            check_options(Promise.OFFSETS, options, unbounded=unbounded)
+            check_options(Promise.OFFSETS, flink_options.Options(options, unbounded=unbounded))
         batches = self._read(pbegin, options) if self._limit is None else self._read_limited(pbegin, self._limit, options)
         if self._output == "arrow":
             return batches
@@ -358,7 +342,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         """
         given = self._given(options)
         reading, parallelism = self._reading(options), given.number("parallelism", 0)
-        readers = self._readers or (parallelism if parallelism > 0 else DEFAULT_READERS)
+        readers = self._readers or (parallelism if parallelism > 0 else 4)
         subtasks = Subtasks.of(parallelism, given.number("max_parallelism", 0)) if parallelism > 0 else None
         enumeration = (self._source, reading.transform, self._interval_s, readers, subtasks, self._start_at)
         if self._source.boundedness is Boundedness.BOUNDED:

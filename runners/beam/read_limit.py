@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
-import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
@@ -28,9 +28,7 @@ POSITIONS = "positions"
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Where a limited read ends: after this many records, after this many seconds, whichever is first. At least one is
-    given.
-    """
+    """Where a limited read ends: after this many records or seconds, whichever is first. At least one is given."""
 
     records: int | None
     seconds: float | None
@@ -55,22 +53,20 @@ class ReadLimited(beam.DoFn):
         self._event_time = event_time
 
     def process(self, element: bytes) -> Iterator[TimestampedValue | TaggedOutput]:
-        """Read until the limit. Called once, with the only element."""
-        discovery = beginning(self._source, self._start_at)
-        try:
+        with closing(beginning(self._source, self._start_at)) as discovery:
             positions = {split.split_id: split for split in discovery.initial().added}
-        finally:
-            discovery.close()
         for batch in self._batches(positions):
             positions[batch.split.split_id] = batch.split
             if batch.records.num_rows:
-                yield self._timestamped(batch.records)
+                times = self._event_time.micros(batch.records)
+                yield TimestampedValue(batch.records, Timestamp.now() if times is None else bounds(times)[0])
         left: ReaderRestriction[Any] = ReaderRestriction((), tuple(positions.values()))
         encoding: ReaderFormat[Any] = ReaderFormat(self._source)
         yield TaggedOutput(POSITIONS, encoding.encode(left))
 
     def _batches(self, positions: dict[str, Any]) -> Iterator[SplitBatch[Any]]:
-        left, deadline_s = self._limit.records, self._deadline_s()
+        left = self._limit.records
+        deadline_s = float("inf") if self._limit.seconds is None else time.monotonic() + self._limit.seconds
         with self._source.create_reader() as reader:
             reader.add_splits(list(positions.values()))
             unfinished = len(positions)
@@ -86,9 +82,7 @@ class ReadLimited(beam.DoFn):
                 yield batch
 
     def _first(self, at: Any, batch: SplitBatch[Any], left: int, deadline_s: float) -> Iterator[SplitBatch[Any]]:
-        """The first records of a batch of a split that was there. Of a log they are read again: only it knows the
-        position.
-        """
+        """The first records of a batch of a split that was there. Of a log they are read again: it alone knows the position."""
         if not isinstance(self._source, LogSource):
             yield SplitBatch(at, batch.records.slice(0, left))
             return
@@ -105,10 +99,3 @@ class ReadLimited(beam.DoFn):
                         finished, at = part.finished, part.split.between(part.split.next_offset, stop)
                         left -= part.records.num_rows
                         yield SplitBatch(at, part.records)
-
-    def _deadline_s(self) -> float:
-        return float("inf") if self._limit.seconds is None else time.monotonic() + self._limit.seconds
-
-    def _timestamped(self, records: pa.RecordBatch) -> TimestampedValue:
-        times = self._event_time.micros(records)
-        return TimestampedValue(records, Timestamp.now() if times is None else bounds(times)[0])

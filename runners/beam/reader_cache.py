@@ -43,7 +43,6 @@ class HeldReader(Generic[SplitT]):
             self._close()
 
     def poll(self, timeout_s: float) -> SplitBatch[SplitT] | None:
-        """The next batch, see `SourceReader.poll`."""
         if self._reader is None:
             self._reader = self._create()
             self._reader.add_splits(list(self.positions.values()))

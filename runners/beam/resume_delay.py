@@ -6,9 +6,6 @@ import math
 
 from apache_beam.utils.timestamp import Duration
 
-# What passes between asking and the end of the call is taken off what was asked for.
-_MARGIN_S = 0.25
-
 
 def pause(seconds: float) -> Duration:
     """At least so long, and less than 1.3 seconds longer; 0 is not a pause.
@@ -16,4 +13,5 @@ def pause(seconds: float) -> Duration:
     Flink's runner drops the fraction of a second (`BundleCheckpointHandlers` in Beam's Java code): of a pause of 1 s, which is
     0.999 s when the runner learns of it, nothing is left.
     """
-    return Duration(seconds=math.ceil(seconds) + _MARGIN_S) if seconds > 0 else Duration()
+    # What passes between asking and the end of the call is taken off what was asked for: hence a margin.
+    return Duration(seconds=math.ceil(seconds) + 0.25) if seconds > 0 else Duration()

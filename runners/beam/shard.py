@@ -141,18 +141,15 @@ class _Slots:
 
     def __init__(self) -> None:
         self._made = 0
-        self._free: deque[int] = deque()
+        self.free: deque[int] = deque()
         self._occupied: dict[int, int] = {}
 
     def take(self) -> int:
         """The slot that has been free for the longest time."""
-        if len(self._free) > SPARE_SLOTS:
-            return self._free.popleft()
+        if len(self.free) > SPARE_SLOTS:
+            return self.free.popleft()
         self._made += 1
         return self._made - 1
-
-    def give_back(self, slot: int) -> None:
-        self._free.append(slot)
 
     def occupy(self, slot: int, number: int) -> None:
         self._occupied[number] = slot
@@ -161,7 +158,7 @@ class _Slots:
         """The transaction of this number is committed; it may be one of another process."""
         slot = self._occupied.pop(number, None)
         if slot is not None:
-            self._free.append(slot)
+            self.free.append(slot)
 
 
 class _Lifetime:
@@ -186,7 +183,6 @@ class Shard(Generic[HandleT]):
     """
 
     def __init__(self) -> None:
-        """Nothing is known: the shard may have been restored, or be new."""
         self.slots = _Slots()
         self.lifetime = _Lifetime()
         self.count: int | None = None
@@ -202,7 +198,6 @@ class ShardCall(Generic[HandleT]):
     """One call for a shard, and its bundle's finalisation: events in, commands out."""
 
     def __init__(self, shard: Shard[HandleT], state: ShardState[HandleT], now_s: float, *, has_rows: bool) -> None:
-        """See `Shard.call`."""
         self.phase = ShardPhase.CREATED
         self._shard = shard
         self._state = state
@@ -231,7 +226,8 @@ class ShardCall(Generic[HandleT]):
             case CallStarted():
                 return self._start()
             case CleanedUp():
-                return self._cleaned_up()
+                self._shard.cleaned_up_s = self._now_s
+                return self._end()
             case Ended():
                 return self._ended(event)
             case Copied():
@@ -239,9 +235,14 @@ class ShardCall(Generic[HandleT]):
             case RowsWritten():
                 return self._written(event)
             case CallFailed():
-                return self._failed()
+                if self._slot is not None:
+                    self._shard.slots.free.append(self._slot)
+                self.phase = ShardPhase.FAILED
+                return []
             case BundleFinalised():
-                return self._finalised()
+                if self._token is not None:
+                    self._lifetime.finalised(self._token)
+                return []
             case _:
                 assert_never(event)
 
@@ -257,10 +258,6 @@ class ShardCall(Generic[HandleT]):
             return self._end()
         self.phase = ShardPhase.CLEANING_UP
         return [CleanUp(self._state.handles)]
-
-    def _cleaned_up(self) -> list[ShardCommand[HandleT]]:
-        self._shard.cleaned_up_s = self._now_s
-        return self._end()
 
     def _ended(self, event: Ended[HandleT]) -> list[ShardCommand[HandleT]]:
         entry = next(entry for entry in self._waiting if entry.handle == event.handle)
@@ -280,22 +277,11 @@ class ShardCall(Generic[HandleT]):
     def _written(self, event: RowsWritten[HandleT]) -> list[ShardCommand[HandleT]]:
         assert self._slot is not None
         if event.handle is None:
-            self._shard.slots.give_back(self._slot)
+            self._shard.slots.free.append(self._slot)
         else:
             self._state = self._state.adding(event.handle)
             self._shard.slots.occupy(self._slot, self._state.count)
         return self._return()
-
-    def _failed(self) -> list[ShardCommand[HandleT]]:
-        if self._slot is not None:
-            self._shard.slots.give_back(self._slot)
-        self.phase = ShardPhase.FAILED
-        return []
-
-    def _finalised(self) -> list[ShardCommand[HandleT]]:
-        if self._token is not None:
-            self._lifetime.finalised(self._token)
-        return []
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

@@ -44,7 +44,6 @@ class EncodedTracker(RestrictionTracker):
     """A tracker whose restrictions are bytes towards Beam, while the tracker inside has them as objects."""
 
     def __init__(self, inner: RestrictionTracker, encode: Callable[[Any], bytes]) -> None:
-        """For one call of `process`."""
         self._inner = inner
         self._encode = encode
 
@@ -76,12 +75,9 @@ def progress_of(completed: float, remaining: float) -> RestrictionProgress:
 
 
 class EnumerationTracker(RestrictionTracker):
-    """Guards the ledger. Claimed is the ledger after a check for splits; the rest is handed on, unless discovery is
-    complete.
-    """
+    """Guards the ledger. Claimed is the ledger after a check for splits; the rest is handed on until discovery is complete."""
 
     def __init__(self, enumeration: Enumeration[Any], *, bounded: bool) -> None:
-        """For one call of `process`."""
         self._enumeration = enumeration
         self._bounded = bounded
 
@@ -128,7 +124,6 @@ class SplitTracker(RestrictionTracker, Generic[SplitT]):
     """Guards one split of any kind: it can be handed on where it is, but not be divided."""
 
     def __init__(self, state: SplitState[SplitT], *, bounded: bool) -> None:
-        """For one call of `process`."""
         self._state = state
         self._bounded = bounded
 

@@ -18,7 +18,7 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.coders import BytesCoder
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
-from apache_beam.transforms.window import GlobalWindow
+from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from headrace.connectors.base.capabilities import end_all, task_cleanup
@@ -29,16 +29,12 @@ from headrace.runners.beam.table_epochs import (
     CommitterLifetime,
     CommitterState,
     CommitterStateSerializer,
-    StateAndToken,
     is_of,
     refuse_other_history,
 )
 
 LOOK_S = 30.0
 """How often the committer looks for transactions that no writer will hand over, in seconds."""
-
-ONE_KEY = 0
-"""All that the committer gets has this key: so it is one."""
 
 HEARTBEAT = b""
 
@@ -61,7 +57,6 @@ class TableWriter(beam.DoFn):
         self._give_up()
 
     def process(self, element: pa.RecordBatch) -> None:
-        """Add rows. Raises what the sink raises; the bundle has failed then."""
         if self._transaction is None:
             self._transaction = self._sink.begin(Attempt(job_of(self._run), 0, secrets.randbits(62), 0))
         self._transaction.write(element)
@@ -73,8 +68,8 @@ class TableWriter(beam.DoFn):
         with transaction:
             handle = transaction.prepare()
         if handle is not None:
-            window = GlobalWindow()
-            yield WindowedValue((ONE_KEY, self._serializer.pack(self._run, handle)), window.max_timestamp(), (window,))
+            # All that the committer gets has the key 0: so it is one.
+            yield GlobalWindows.windowed_value_at_end_of_window((0, self._serializer.pack(self._run, handle)))
 
     def teardown(self) -> None:
         """Also of an instance whose bundle has failed."""
@@ -102,17 +97,16 @@ class EpochWriter(beam.DoFn):
         bundle_finalizer: Any = beam.DoFn.BundleFinalizerParam,
         epochs: Any = beam.DoFn.StateParam(STATE),  # noqa: B008 - Beam's way to ask for it
     ) -> None:
-        """One call. Raises what `EpochCommitter.call` raises; the bundle has failed then."""
         stored = epochs.read()
         before: CommitterState[Any] = CommitterState(self._run)
         if stored is not None:
             before = self._serializer.deserialize(stored, f"the committer of run {self._run}")
         committer = _committer(self._sink, self._run)
-        lifetime, returned = committer.call(before, element[1], time.monotonic())
-        if returned.state != before or stored is None:
-            epochs.write(self._serializer.serialize(returned.state))
-        if returned.token is not None:
-            bundle_finalizer.register(partial(_finalised, lifetime, returned.token))
+        lifetime, state, token = committer.call(before, element[1], time.monotonic())
+        if state != before or stored is None:
+            epochs.write(self._serializer.serialize(state))
+        if token is not None:
+            bundle_finalizer.register(partial(_finalised, lifetime, token))
 
 
 class _Lifetime(CommitterLifetime[HandleT]):
@@ -132,8 +126,8 @@ class EpochCommitter(Generic[HandleT]):
 
     def call(
         self, before: CommitterState[HandleT], element: bytes, now_s: float
-    ) -> tuple[_Lifetime[HandleT], StateAndToken[HandleT]]:
-        """Commit what is durable, then take the handle into the state. The token is for the lifetime's `finalised`.
+    ) -> tuple[_Lifetime[HandleT], CommitterState[HandleT], FinalizationToken[Any] | None]:
+        """Commit what is durable, then take the handle into the state. The token, if any, is for the lifetime's `finalised`.
 
         Raises what the sink raises, and StateError for a state of another history than the table's. The bundle has failed then.
         """
@@ -152,7 +146,7 @@ class EpochCommitter(Generic[HandleT]):
         with _lock:
             token = lifetime.returned(started, state)
             self._last = (state, lifetime)
-        return lifetime, StateAndToken(state, token)
+        return lifetime, state, token
 
     def _performed(
         self, lifetime: _Lifetime[HandleT], state: CommitterState[HandleT], element: bytes, now_s: float
@@ -164,8 +158,11 @@ class EpochCommitter(Generic[HandleT]):
         committer = lifetime.committer
         if committer is None:
             committer = lifetime.committer = self._sink.committer(job)
-            state = _recovered(committer, job, state)
-        state = _committed(committer, job, state, lifetime.durable)
+            # As the table has it, which has no other driver from here on.
+            state = state.without(_completed(committer, job, state, committer.fence()))
+        if lifetime.durable > state.committed:  # all that are durable, in one commit
+            _commit(committer, job, state.epoch(lifetime.durable))
+            state = state.without(lifetime.durable)
         if element != HEARTBEAT:
             run, handle, stored = self._serializer.unpack(element)
             if run != state.run:
@@ -199,11 +196,6 @@ class EpochCommitter(Generic[HandleT]):
             committer.close()
 
 
-def _recovered(committer: Committer[HandleT], job: str, state: CommitterState[HandleT]) -> CommitterState[HandleT]:
-    """As the table has it, which has no other driver from here on."""
-    return state.without(_completed(committer, job, state, committer.fence()))
-
-
 def _completed(
     committer: Committer[HandleT], job: str, state: CommitterState[HandleT], recorded: CommitList[HandleT] | None
 ) -> int:
@@ -211,16 +203,6 @@ def _completed(
     if recorded is not None and not recorded.completed:
         _finish(committer, recorded)
     return number
-
-
-def _committed(
-    committer: Committer[HandleT], job: str, state: CommitterState[HandleT], durable: int
-) -> CommitterState[HandleT]:
-    """All that are durable, in one commit."""
-    if durable <= state.committed:
-        return state
-    _commit(committer, job, state.epoch(durable))
-    return state.without(durable)
 
 
 def _commit(committer: Committer[HandleT], job: str, commits: CommitList[HandleT]) -> None:

@@ -139,7 +139,8 @@ class CommitterLifetime(Generic[HandleT]):
 
     def __init__(self, state: CommitterState[HandleT]) -> None:
         self._publication: Publication[_Position] = Publication()
-        self._position = _Position(state.count, 0)
+        self.position = _Position(state.count, 0)
+        """For `returned`, as the call starts."""
         self._durable = _Position(0, 0)
         self._suspects: frozenset[int] | None = None
         self._looked_s: float | None = None
@@ -157,37 +158,24 @@ class CommitterLifetime(Generic[HandleT]):
         self._looked_s = now_s
         if open_tasks:
             self._suspects = open_tasks
-            self._position = replace(self._position, looks=self._position.looks + 1)
+            self.position = replace(self.position, looks=self.position.looks + 1)
 
     def orphans(self) -> frozenset[int]:
         """Tasks whose transactions no writer will hand over, but for those in the state; given once."""
-        if self._suspects is None or self._durable.looks < self._position.looks:
+        if self._suspects is None or self._durable.looks < self.position.looks:
             return frozenset()
         suspects, self._suspects = self._suspects, None
         return suspects
 
     def returned(self, before: _Position, state: CommitterState[HandleT]) -> FinalizationToken[_Position] | None:
         """A call that started at `before` ends with this state. The token for `finalised`; None when nothing is owed."""
-        self._position = replace(self._position, count=state.count)
-        return self._publication.register(before, self._position)
-
-    @property
-    def position(self) -> _Position:
-        """For `returned`, as the call starts."""
-        return self._position
+        self.position = replace(self.position, count=state.count)
+        return self._publication.register(before, self.position)
 
     def finalised(self, token: FinalizationToken[_Position]) -> None:
         position = self._publication.finalised(token)
         if position is not None:
             self._durable = position
-
-
-@dataclass(frozen=True, slots=True)
-class StateAndToken(Generic[HandleT]):
-    """What a call gives back."""
-
-    state: CommitterState[HandleT]
-    token: FinalizationToken[_Position] | None
 
 
 class CommitterStateSerializer(Generic[HandleT]):

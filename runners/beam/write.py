@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, assert_never
@@ -29,7 +29,7 @@ from apache_beam.coders.typecoders import registry
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
-from apache_beam.transforms.window import GlobalWindow, GlobalWindows
+from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from headrace.connectors.base.capabilities import SingleCommit, shards_of
@@ -38,24 +38,11 @@ from headrace.connectors.base.immediate import ImmediateSink
 from headrace.connectors.base.sink import Attempt, Committer, HandleT, Transaction, TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam import capabilities
+from headrace.runners.beam import shard as core
 from headrace.runners.beam.coders import FixedCoder, RecordBatchCoder
-from headrace.runners.beam.flink_options import Promise
+from headrace.runners.beam.flink_options import Options, Promise
 from headrace.runners.beam.resume_delay import pause
-from headrace.runners.beam.shard import (
-    BundleFinalised,
-    CallFailed,
-    CallStarted,
-    Return,
-    RowsWritten,
-    Shard,
-    ShardCall,
-    ShardCommand,
-    ShardEvent,
-    ShardState,
-    ShardStateSerializer,
-    Write,
-)
-from headrace.runners.beam.table_committer import EpochWriter, TableWriter
+from headrace.runners.beam.table_committer import HEARTBEAT, EpochWriter, TableWriter
 
 DEFAULT_SHARDS = 4
 HEARTBEAT_S = 1.0
@@ -66,7 +53,6 @@ PACK_BYTES = 4 << 20
 
 _FOR_EVER = 1 << 62
 _CODER = RecordBatchCoder()
-_HEARTBEAT = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +157,9 @@ def _heartbeats(pipeline: Any, shards: int) -> Any:
     return (
         pipeline
         | "Impulse" >> beam.Impulse()
-        | "Shards" >> beam.Map(_constant(Shards(shards))).with_output_types(Shards)
+        | "Shards" >> beam.Map(lambda _: Shards(shards)).with_output_types(Shards)
         | "Heartbeat" >> beam.ParDo(_Heartbeats(shards)).with_output_types(tuple[int, bytes])
     )
-
-
-def _constant(value: Shards) -> Callable[[Any], Shards]:
-    return lambda _: value
 
 
 def _check_runner(pipeline: Any, promise: Promise) -> None:
@@ -188,7 +170,7 @@ def _check_runner(pipeline: Any, promise: Promise) -> None:
             f"delivery='exactly-once' needs Flink's checkpoints, and {name} takes none that a sink can follow: "
             "run on Flink (headrace beam starts one), or take delivery='at-least-once'"
         )
-    check_options(promise, pipeline.options.get_all_options(retain_unknown_options=True), unbounded=True)
+    check_options(promise, Options(pipeline.options.get_all_options(retain_unknown_options=True), unbounded=True))
 
 
 class _Waiting:
@@ -199,8 +181,7 @@ class _Waiting:
         self.bytes = 0
 
     def fits(self, rows: pa.RecordBatch) -> bool:
-        same: bool = self.batches[0].schema.equals(rows.schema)
-        return same
+        return bool(self.batches[0].schema.equals(rows.schema))
 
     def add(self, rows: pa.RecordBatch) -> None:
         self.batches.append(rows)
@@ -212,9 +193,7 @@ class _Waiting:
 
 
 class _Pack(beam.DoFn):
-    """Fewer and greater batches, each for the shard that keeps its rows in order; for the shards one after another where any
-    will do.
-    """
+    """Fewer and greater batches, each for the shard that keeps its rows in order, or for the next one where any will do."""
 
     def __init__(self, sink: TwoPhaseSink[Any], shards: int) -> None:
         self._sink = sink
@@ -241,9 +220,8 @@ class _Pack(beam.DoFn):
                 self._turn = (self._turn + 1) % self._shards
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
-        window = GlobalWindow()
         for shard, waiting in self._waiting.items():
-            yield WindowedValue((shard, waiting.pack()), window.max_timestamp(), (window,))
+            yield GlobalWindows.windowed_value_at_end_of_window((shard, waiting.pack()))
         self._waiting = {}
 
 
@@ -274,7 +252,7 @@ class _Heartbeats(beam.DoFn, RestrictionProvider):
         if not tracker.try_claim(tracker.current_restriction().start):
             return
         for shard in range(max(element.count, self._shards)):
-            yield shard, _HEARTBEAT
+            yield shard, HEARTBEAT
         tracker.defer_remainder(pause(HEARTBEAT_S))
 
 
@@ -286,7 +264,7 @@ class _ShardWriter(beam.DoFn):
     def __init__(self, sink: TwoPhaseSink[Any], run: str) -> None:
         self._sink = sink
         self._run = run
-        self._serializer = ShardStateSerializer(sink.handles)
+        self._serializer = core.ShardStateSerializer(sink.handles)
 
     def process(
         self,
@@ -296,16 +274,16 @@ class _ShardWriter(beam.DoFn):
     ) -> None:
         number, rows = element
         stored = prepared.read()
-        before: ShardState[Any] = ShardState(self._run)
+        before: core.ShardState[Any] = core.ShardState(self._run)
         if stored is not None:
             before = self._serializer.deserialize(stored, f"shard {number}")
         job = f"{before.run}-{number}"
-        call = _shard(job).call(before, time.monotonic(), has_rows=rows != _HEARTBEAT)
+        call = _shard(job).call(before, time.monotonic(), has_rows=rows != HEARTBEAT)
         returned = _Performer(self._sink, job, rows, _PROCESS).perform(call)
         if returned.state != before or stored is None:
             prepared.write(self._serializer.serialize(returned.state))
         if returned.awaits_finalisation:
-            bundle_finalizer.register(partial(_tell, call, BundleFinalised()))
+            bundle_finalizer.register(partial(_tell, call, core.BundleFinalised()))
 
 
 class _Performer(Generic[HandleT]):
@@ -318,21 +296,21 @@ class _Performer(Generic[HandleT]):
         self._process = process
         self._committer: Committer[HandleT] | None = None
 
-    def perform(self, call: ShardCall[HandleT]) -> Return[HandleT]:
+    def perform(self, call: core.ShardCall[HandleT]) -> core.Return[HandleT]:
         """The whole call. Raises what the sink raises; the call has failed then."""
-        commands = deque(_tell(call, CallStarted()))
+        commands = deque(_tell(call, core.CallStarted()))
         try:
-            while not isinstance(command := commands.popleft(), Return):
+            while not isinstance(command := commands.popleft(), core.Return):
                 commands.extend(_tell(call, self._do(command)))
         except BaseException:
-            _tell(call, CallFailed())
+            _tell(call, core.CallFailed())
             raise
         finally:
             if self._committer is not None:
                 self._committer.close()
         return command
 
-    def _do(self, command: CleanUp[HandleT] | End[HandleT] | Copy[HandleT] | Write) -> ShardEvent[HandleT]:
+    def _do(self, command: CleanUp[HandleT] | End[HandleT] | Copy[HandleT] | core.Write) -> core.ShardEvent[HandleT]:
         match command:
             case CleanUp(keep):
                 self._ending().clean_up(keep)
@@ -341,10 +319,10 @@ class _Performer(Generic[HandleT]):
                 return Ended(handle, self._ending().end(handle))
             case Copy(handles):
                 return Copied((self._ending().copy(handles),))
-            case Write(slot):
+            case core.Write(slot):
                 with self._sink.begin(Attempt(self._job, 0, slot, self._process, self._process)) as transaction:
                     transaction.write(_CODER.decode(self._rows))
-                    return RowsWritten(transaction.prepare())
+                    return core.RowsWritten(transaction.prepare())
             case _:
                 assert_never(command)
 
@@ -357,17 +335,17 @@ class _Performer(Generic[HandleT]):
 _PROCESS = secrets.randbits(62)
 """Part of the names of this process's transactions: no two attempts share one."""
 
-_shards: dict[str, Shard[Any]] = {}
+_shards: dict[str, core.Shard[Any]] = {}
 _lock = threading.Lock()
 """Held in every step of every shard, of calls and of finalisations in any thread. A step takes microseconds and never waits."""
 
 
-def _shard(job: str) -> Shard[Any]:
+def _shard(job: str) -> core.Shard[Any]:
     """What this process knows of it. Runners make DoFn instances as they like, so it belongs to the process."""
     with _lock:
-        return _shards.setdefault(job, Shard())
+        return _shards.setdefault(job, core.Shard())
 
 
-def _tell(call: ShardCall[HandleT], event: ShardEvent[HandleT]) -> list[ShardCommand[HandleT]]:
+def _tell(call: core.ShardCall[HandleT], event: core.ShardEvent[HandleT]) -> list[core.ShardCommand[HandleT]]:
     with _lock:
         return call.handle(event)

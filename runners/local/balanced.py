@@ -19,12 +19,6 @@ class BalancedEnumerator(SplitEnumerator[SplitT]):
         """The first readers are there. Before, the first of them would get everything."""
         self._released = True
 
-    def reader_registered(self, reader: int) -> None:
-        """Nothing to do."""
-
-    def split_requested(self, reader: int) -> None:
-        """Nothing to do: the reader has all that there is for it."""
-
     def assignments(self, readers: Sequence[int]) -> list[Assign[SplitT]]:
         if not self._released or not readers or not self.ledger.unassigned:
             return []

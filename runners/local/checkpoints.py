@@ -108,7 +108,6 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
     """A checkpoint of a run as bytes, and back."""
 
     def __init__(self, source: CheckpointSerializer[SplitT], handles: HandleSerializer[HandleT]) -> None:
-        """For a run from such a source to a sink with such handles."""
         self._source = source
         self._handles = handles
         self.outputs = handles.outputs if isinstance(handles, OutputHandleSerializer) else ()
@@ -137,51 +136,35 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
             reported = {name: _two(epochs) for name, epochs in body["outputs"].items()}
             if tuple(sorted(reported)) != self.outputs:
                 raise other_outputs(where, tuple(sorted(reported)), self.outputs)
-            return self._read(body, reported, where)
-
-    def _read(
-        self, body: Mapping[str, Any], reported: Mapping[str, tuple[int, int]], where: str
-    ) -> RunCheckpoint[SplitT, HandleT]:
-        version = readable_version(body["handle_version"], self._handles.version)
-        handles = tuple(
-            WorkerHandle(stored_number(number), self._handles.deserialize(version, value)) for number, value in body["handles"]
-        )
-        completed = stored_truth(body["completed"])
-        if completed and handles:
-            raise ValueError(f"completed, with {len(handles)} handles")
-        positions = self._source.deserialize(body["source"], where)
-        if positions.checkpoint_id != body["checkpoint_id"]:
-            raise ValueError(f"positions of checkpoint {positions.checkpoint_id} in checkpoint {body['checkpoint_id']}")
-        before, epoch = _two(body["epochs"])
-        replaced = tuple(map(stored_number, body["replaced"]))
-        return RunCheckpoint(positions, handles, completed, epoch, before, reported, replaced)
+            version, deserialize = readable_version(body["handle_version"], self._handles.version), self._handles.deserialize
+            handles = tuple(
+                WorkerHandle(stored_number(number), deserialize(version, value)) for number, value in body["handles"]
+            )
+            completed = stored_truth(body["completed"])
+            if completed and handles:
+                raise ValueError(f"completed, with {len(handles)} handles")
+            positions = self._source.deserialize(body["source"], where)
+            if positions.checkpoint_id != body["checkpoint_id"]:
+                raise ValueError(f"positions of checkpoint {positions.checkpoint_id} in checkpoint {body['checkpoint_id']}")
+            before, epoch = _two(body["epochs"])
+            replaced = tuple(map(stored_number, body["replaced"]))
+            return RunCheckpoint(positions, handles, completed, epoch, before, reported, replaced)
 
 
-@dataclass(frozen=True, slots=True)
-class NewestPositions:
-    """What a checkpoint reports about positions, without its source and sink. `source`: as CheckpointSerializer wrote it."""
+def newest_body(files: RunFiles) -> tuple[Mapping[str, Any], str]:
+    """What the newest checkpoint stores, unchecked, and its name for messages; whether or not a run is running.
 
-    run: str
-    checkpoint_id: int
-    completed: bool
-    source: str
-
-
-def newest_positions(files: RunFiles) -> NewestPositions:
-    """Of the newest checkpoint, whether or not a run is running: no older one will do, since later rows are committed.
-
-    Raises StateError where there is none, or where it is damaged, RetriableError where a newer one has just taken its place.
+    No older one will do, since later rows are committed. Raises StateError where there is none, or where it is damaged,
+    RetriableError where a newer one has just taken its place.
     """
     checkpoint_id = max(_ids(files), default=None)
     if checkpoint_id is None:
         raise StateError(f"{files.location}: there is no checkpoint")
-    name = _name(checkpoint_id)
+    where = files.where(_name(checkpoint_id))
     try:
-        body = RUN_CHECKPOINT.open(files.read(name), files.where(name))
+        return RUN_CHECKPOINT.open(files.read(_name(checkpoint_id)), where), where
     except FileNotFoundError as error:
-        raise RetriableError(f"{files.where(name)} is not there any more") from error
-    with RUN_CHECKPOINT.reading(files.where(name)):
-        return NewestPositions(body["run"], body["checkpoint_id"], body["completed"] is True, body["source"])
+        raise RetriableError(f"{where} is not there any more") from error
 
 
 class CheckpointStore(Generic[SplitT, HandleT]):
@@ -203,6 +186,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         self._registry_lock = threading.Lock()
         self._clock = _clock_of_boot()
         self.files = files = run_files(checkpoints)
+        self.location = files.location
         with usable(files.location):
             self._lock = FolderLock(make_machine_folder(checkpoints), files.location)
             try:
@@ -213,12 +197,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
                 self._lock.close()
                 raise
 
-    @property
-    def location(self) -> str:
-        return self.files.location
-
     def close(self) -> None:
-        """Unlock."""
         self._lock.close()
 
     def keep_lock(self) -> None:
@@ -290,7 +269,9 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             )
         except NotWrittenError as error:
             raise CheckpointNotStoredError(error.strerror) from error
-        self._note_checkpointed()
+        with self._registry_lock:
+            if not self.registry.checkpointed:
+                self._write_registry(replace(self.registry, checkpointed=True))
         kept = self._retained if checkpoint.completed else self._retained + 1
         doomed = sorted(_ids(self.files), reverse=True)[kept:]
         if doomed and not checkpoint.completed:
@@ -306,8 +287,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             self._write_registry(replace(self.registry, checkpointed=False))
         self.files.remove([*map(_name, _ids(self.files)), SAVEPOINT, _RUN])  # in this order: no other run starts with it
 
-    # --- the worker registry
-    # ---------------------------------------------------------------------------------------------------
+    # --- the worker registry ------------------------------------------------------------------------------------------
 
     def add_worker(self, number: int) -> None:
         """This number is taken, durably, before it writes anything."""
@@ -317,9 +297,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             )
 
     def note_cleaned_up(self, numbers: Iterable[int], at_s: float) -> None:
-        """They were cleaned up for the first time at `at_s`, by `time.monotonic`: durably, as a lifetime may be shorter than it
-        takes until they may be struck, and the next one is not to start with them again.
-        """
+        """They were cleaned up first at `at_s`, by `time.monotonic`: durably, so that no lifetime starts over with them."""
         with self._registry_lock:
             self._write_registry(
                 replace(self.registry, cleaned_up_s={**self.registry.cleaned_up_s, **dict.fromkeys(numbers, at_s)})
@@ -332,11 +310,6 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             not_cleaned_up = tuple(n for n in self.registry.not_cleaned_up if n not in gone)
             cleaned_up_s = {n: at_s for n, at_s in self.registry.cleaned_up_s.items() if n not in gone}
             self._write_registry(replace(self.registry, not_cleaned_up=not_cleaned_up, cleaned_up_s=cleaned_up_s))
-
-    def _note_checkpointed(self) -> None:
-        with self._registry_lock:
-            if not self.registry.checkpointed:
-                self._write_registry(replace(self.registry, checkpointed=True))
 
     def _check_there(self) -> None:
         """Raises StateError where a checkpoint was stored and none is there, which is not to be taken for a run that starts."""

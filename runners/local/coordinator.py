@@ -11,7 +11,6 @@ import itertools
 import logging
 import os
 import queue
-import secrets
 import signal
 import threading
 import time
@@ -27,22 +26,15 @@ from typing import Any
 
 from headrace._extras import needs_extra
 from headrace.connectors.base.commit import JobCommitter
+from headrace.enumerator import errors
 from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
-from headrace.enumerator.errors import (
-    AuthenticationError,
-    DataLossError,
-    FencedError,
-    HeadraceError,
-    RetriableError,
-    RunFailedError,
-    StateError,
-    UsageError,
-)
+from headrace.enumerator.errors import HeadraceError, RetriableError, StateError, UsageError
 from headrace.enumerator.resumed import resumed, selected
-from headrace.enumerator.source_driver import SourceCommand, SourceDriver
+from headrace.enumerator.source_driver import SourceDriver
 from headrace.runners.job_file import PipelineFile
+from headrace.runners.local import events as run
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.checkpoints import (
     CheckpointNotStoredError,
@@ -52,31 +44,7 @@ from headrace.runners.local.checkpoints import (
     has_run,
 )
 from headrace.runners.local.commit.committer import RunCommitter
-from headrace.runners.local.commit.strategy import EPOCH_BITS
 from headrace.runners.local.core import RunCore
-from headrace.runners.local.events import (
-    AssignSplits,
-    CheckpointCommitted,
-    CheckpointIsNotStored,
-    CheckpointStored,
-    CommitCheckpoint,
-    EndRun,
-    FailRun,
-    KillWorker,
-    NotifyCheckpointStored,
-    Recover,
-    ReportCheckpointFailure,
-    ReportWorkerLost,
-    RetireWorker,
-    RunRecovered,
-    RunStarted,
-    SetTimer,
-    StartWorker,
-    StopRequested,
-    StopWorker,
-    TakeSnapshot,
-    WorkerSilent,
-)
 from headrace.runners.local.monitoring.lag import LagWatch
 from headrace.runners.local.monitoring.status import RunStatus, last_progress_s, remove_status
 from headrace.runners.local.processes import WorkerProcesses, leave_signals_to_supervisor
@@ -96,39 +64,24 @@ LOOK_S = 1.0
 PUBLISH_S = 30.0
 """The end of a run waits so long for the positions of its last checkpoint to be published."""
 
-PUBLISH_AGAIN_S = 0.5
-
-STOP_S = 10.0
-"""A worker that was sent StopWorker, and takes longer, is killed."""
-
-_FINAL = (FencedError, StateError, UsageError, DataLossError, AuthenticationError, RunFailedError)
+_FINAL = (errors.FencedError, StateError, UsageError, errors.DataLossError, errors.AuthenticationError, errors.RunFailedError)
 """What starting again does not fix."""
-
-
-@dataclass(frozen=True)
-class RunStart:
-    """What all coordinators of one run of the command have in common.
-
-    `at_s`: when it was started, in seconds of the epoch. `passed_over`: requests to rescale that were there before.
-    """
-
-    at_s: float
-    passed_over: tuple[RescaleRequest, ...]
 
 
 @dataclass(frozen=True)
 class CoordinatorOrder:
     """What a coordinator's process is started with.
 
-    `restarts`: the failures of coordinators and workers so far. After a worker's failure the supervisor is
-    sent the new state.
+    `started_s`: when the command was started, in seconds of the epoch. `passed_over`: requests to rescale from before.
+    `restarts`: the failures of coordinators and workers so far. After a worker's failure the supervisor is sent the new state.
     `run`: its name, as the first coordinator has reported it; None for that one. `restarted`: how many have failed before.
     """
 
     pipeline: PipelineSpec | PipelineFile
     settings: RunSettings
     version: str
-    beginning: RunStart
+    started_s: float
+    passed_over: tuple[RescaleRequest, ...]
     restarts: Restarts
     run: str | None = None
     restarted: int = 0
@@ -190,7 +143,7 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, worke
     positions = CheckpointSerializer(pipeline.source.name, pipeline.source.split_serializer)
     serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)
     checkpoints = order.settings.checkpoints
-    with _good_before(order, AuthenticationError):
+    with _good_before(order, errors.AuthenticationError):
         files = run_files(checkpoints)
         if order.run is not None and not has_run(files):
             raise _gone(checkpoints, order.run)
@@ -240,13 +193,6 @@ class _ProcessEnded:
     how: str
 
 
-@dataclass(frozen=True)
-class _Broken:
-    """A thread of the coordinator has met what it cannot answer."""
-
-    error: Exception
-
-
 class _Coordination:
     """One lifetime of a coordinator."""
 
@@ -261,13 +207,13 @@ class _Coordination:
     ) -> None:
         """`tell`: to the supervisor. Called by the main thread."""
         self._order, self._pipeline, self._store = order, pipeline, store
-        self._tell_supervisor = tell
+        self._worker_processes, self._tell_supervisor = worker_processes, tell
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Any]] = []
         self._sequence = itertools.count()
         self._outcome: RunOutcome | None = None
         settings = order.settings
-        self._rescaling = Rescaling(settings.folder, settings.workers, order.beginning.passed_over)
+        self._rescaling = Rescaling(settings.folder, settings.workers, order.passed_over)
         self._asked_s = time.monotonic()
         self._driver = SourceDriver(pipeline.source, pipeline.source.create_discovery())
         self._commits = ThreadPoolExecutor(1, "commits")
@@ -276,29 +222,14 @@ class _Coordination:
         store.add_worker(number)
         restored: RunCheckpoint[Any, Any] | None = store.latest()
         self._core = self._core_from(restored, number + 1)
-        self._committer = RunCommitter(
-            store,
-            pipeline.sink,
-            restored,
-            number,
-            time.monotonic,
-            partial(secrets.randbits, EPOCH_BITS),
-            self._is_stored,
-            pipeline.source.check_readable,
-        )
-        self._job = self._new_job()
+        self._committer = RunCommitter(store, pipeline.sink, restored, number, self._is_stored, pipeline.source.check_readable)
+        self._job: JobCommitter[Any] = JobCommitter(store.registry.run, self._committer)
         self._stored_id = 0
         self._measuring = ThreadPoolExecutor(1, "lag")
-        self._lag = LagWatch(
-            pipeline.source,
-            None if restored is None else restored.positions,
-            settings.schedule.longest_wait_s,
-            lambda ask: self._in(self._measuring, ask),
-            time.monotonic,
-            time.time,
-        )
+        positions, wait_s = None if restored is None else restored.positions, settings.schedule.longest_wait_s
+        self._lag = LagWatch(pipeline.source, positions, wait_s, lambda ask: self._in(self._measuring, ask))
         self._pool = WorkerPool(order.pipeline, pipeline, settings, order.version, socket, worker_processes, self._events.put)
-        progress_s = last_progress_s(order.beginning.at_s, store.last_written_s, time.time())
+        progress_s = last_progress_s(order.started_s, store.last_written_s, time.time())
         self._status = RunStatus(store.registry.run, settings.folder, progress_s, store.size, restarted=order.restarted)
 
     def _core_from(self, restored: RunCheckpoint[Any, Any] | None, next_number: int) -> RunCore[Any, Any]:
@@ -330,12 +261,10 @@ class _Coordination:
         return replace(outcome, savepoint=path)
 
     def _ran(self) -> RunOutcome:
-        self._pool.watch(
-            lambda number, how: self._events.put(_ProcessEnded(number, how)), lambda error: self._events.put(_Broken(error))
-        )
+        self._worker_processes.watch(lambda number, how: self._events.put(_ProcessEnded(number, how)), self._events.put)
         try:
             self._serve_metrics()
-            self._handle(RunStarted())
+            self._handle(run.RunStarted())
             while self._outcome is None:
                 self._take(self._next())
             return self._outcome
@@ -343,7 +272,8 @@ class _Coordination:
             self._outcome = _failure(error)
             return self._outcome
         finally:
-            self._end_workers()
+            # A worker that was sent StopWorker has 10 s; after a failure none has a reason to continue.
+            self._pool.close(0.0 if self._outcome is None or self._outcome.error is not None else 10.0)
             if self._is_over(self._outcome):  # else who looks is to see that it starts again
                 self._publish_last()
                 remove_status(self._order.settings.folder)
@@ -357,8 +287,8 @@ class _Coordination:
         deadline_s = time.monotonic() + PUBLISH_S
 
         def publish() -> None:
-            while not self._driver.publish_again() and time.monotonic() < deadline_s:
-                time.sleep(PUBLISH_AGAIN_S)
+            while not self._driver.publisher.publish_again() and time.monotonic() < deadline_s:
+                time.sleep(0.5)
 
         reason = f"not within {PUBLISH_S:g} s"
         try:
@@ -367,7 +297,7 @@ class _Coordination:
             pass  # it ends with this process
         except Exception as error:  # noqa: BLE001 - the run has ended well: its positions are in its checkpoint
             reason = str(error)
-        if self._driver.has_unpublished:
+        if self._driver.publisher.has_unpublished:
             log.warning(
                 "the positions of the last checkpoint are not published (%s): a group shows earlier ones until the run is "
                 "started again; the checkpoint itself is complete",
@@ -383,7 +313,7 @@ class _Coordination:
         """In its own thread: what the supervisor says. Without one, the whole group ends."""
         try:
             while supervisor.recv() == "stop":
-                self._events.put(StopRequested())
+                self._events.put(run.StopRequested())
         except (EOFError, OSError):
             os.killpg(0, signal.SIGKILL)
 
@@ -407,18 +337,19 @@ class _Coordination:
                 self._handle(self._pool.ended(number, how))
                 with suppress(OSError):  # it is gone, and so is this process soon
                     self._tell_supervisor(self._order.restarts)
-            case _Broken(error):
-                raise error
+            case Exception():  # a thread of the coordinator has met what it cannot answer
+                raise event
             case _:
                 self._handle(event)
-        self._look_for_silent_ones()
+        for number in self._pool.silent(self._core.workers):
+            self._handle(run.WorkerSilent(number))
         if time.monotonic() - self._asked_s >= LOOK_S:
             self._asked_s = time.monotonic()
             self._store.keep_lock()
             self._lag.look()
             self._status.show(self._core.phase.name, self._core.held, self._lag.lag)
             if self._rescaling.is_to_stop():
-                self._handle(StopRequested())
+                self._handle(run.StopRequested())
 
     def _serve_metrics(self) -> None:
         settings = self._order.settings
@@ -429,10 +360,6 @@ class _Coordination:
         healthy_s = settings.schedule.longest_gap_s
         with _good_before(self._order, UsageError):
             RunPage(lambda: self._status.shown, settings.metrics_address, settings.metrics_port, healthy_s)
-
-    def _look_for_silent_ones(self) -> None:
-        for number in self._pool.silent(self._core.workers):
-            self._handle(WorkerSilent(number))
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -445,69 +372,51 @@ class _Coordination:
 
     def _perform(self, command: Any) -> None:  # noqa: ANN401 - a RunCommand, whose types are the pipeline's
         match command:
-            case Recover():
-                self._in_commits(self._recover)
-            case CommitCheckpoint(checkpoint, handles):
+            case run.Recover():
+                self._in(self._commits, self._recover)
+            case run.CommitCheckpoint(checkpoint, handles):
                 self._lag.moved(checkpoint)
-                self._in_commits(lambda: self._commit(checkpoint, handles))
-            case SetTimer(delay_s, timer):
+                self._in(self._commits, lambda: self._commit(checkpoint, handles))
+            case run.SetTimer(delay_s, timer):
                 heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._sequence), timer))
-            case StartWorker() | KillWorker() | RetireWorker():
-                self._perform_on_process(command)
-            case AssignSplits() | TakeSnapshot() | NotifyCheckpointStored() | StopWorker():
+            case run.StartWorker(_, number):
+                self._store.add_worker(number)
+                self._pool.start(number, self._store.registry)
+            case run.KillWorker(number):
+                self._worker_processes.kill(number)
+            case run.RetireWorker(number):
+                self._in(self._commits, lambda: self._committer.retire(number))
+            case run.AssignSplits() | run.TakeSnapshot() | run.NotifyCheckpointStored() | run.StopWorker():
                 self._pool.send(command)
             case ev.DiscoverInitial() | ev.DiscoverLater() | ev.PublishPositions() | ev.ProveGone():
                 self._in(self._asking, lambda: self._ask(command))
             case ev.ReportMissing() | ev.ReportDiscoveryFailure():
                 self._driver.perform(command)
-            case ReportCheckpointFailure(checkpoint_id, reason):
+            case run.ReportCheckpointFailure(checkpoint_id, reason):
                 log.warning("checkpoint %d has failed: %s; the run continues", checkpoint_id, reason)
-            case ReportWorkerLost(_, reason, delay_s):
+            case run.ReportWorkerLost(_, reason, delay_s):
                 log.warning("%s; its splits go to the others, and another one is started in %.1f s", reason, delay_s)
-            case FailRun(error):
+            case run.FailRun(error):
                 self._outcome = _failure(error)
-            case EndRun(finished):
+            case run.EndRun(finished):
                 self._outcome = RunOutcome(finished=finished)
             case _:
                 raise AssertionError(f"{command} is not a command of the core")
 
-    # --- workers ------------------------------------------------------------------------------------------------------
-
-    def _perform_on_process(self, command: StartWorker | KillWorker | RetireWorker) -> None:
-        match command:
-            case StartWorker(_, number):
-                self._store.add_worker(number)
-                self._pool.start(number, self._store.registry)
-            case KillWorker(number):
-                self._pool.kill(number)
-            case RetireWorker(number):
-                self._in_commits(lambda: self._committer.retire(number))
-
-    def _end_workers(self) -> None:
-        """Those that were sent StopWorker have some seconds; after a failure none has a reason to continue."""
-        assert self._outcome is not None
-        self._pool.close(STOP_S if self._outcome.error is None else 0.0)
-
     # --- storing and committing: in the commit thread -----------------------------------------------------------------
-
-    def _in_commits(self, work: Callable[[], None]) -> None:
-        self._in(self._commits, work)
 
     def _in(self, threads: ThreadPoolExecutor, work: Callable[[], None]) -> None:
         def guarded() -> None:
             try:
                 work()
             except Exception as error:  # noqa: BLE001 - raised again in the main thread
-                self._events.put(_Broken(error))
+                self._events.put(error)
 
         threads.submit(guarded)
 
-    def _new_job(self) -> JobCommitter[Any]:
-        return JobCommitter(self._store.registry.run, self._committer)
-
     def _recover(self) -> None:
         self._job.recover()
-        self._events.put(RunRecovered())
+        self._events.put(run.RunRecovered())
 
     def _commit(self, checkpoint: Checkpoint[Any], handles: tuple[Any, ...]) -> None:
         checkpoint_id = checkpoint.checkpoint_id
@@ -517,18 +426,17 @@ class _Coordination:
         except CheckpointNotStoredError as error:
             if self._stored_id == checkpoint_id:
                 raise  # it is stored, and could not be marked as completed
-            self._job = self._new_job()
-            self._events.put(CheckpointIsNotStored(checkpoint_id, str(error)))
+            self._job = JobCommitter(self._store.registry.run, self._committer)
+            self._events.put(run.CheckpointIsNotStored(checkpoint_id, str(error)))
             return
-        self._events.put(CheckpointCommitted(checkpoint_id))
+        self._events.put(run.CheckpointCommitted(checkpoint_id))
 
     def _is_stored(self, checkpoint_id: int) -> None:
         self._stored_id = checkpoint_id
-        self._events.put(CheckpointStored(checkpoint_id))
+        self._events.put(run.CheckpointStored(checkpoint_id))
 
     # --- the source: in its own thread ---------------------------------------------------------------------------
 
-    def _ask(self, command: SourceCommand[Any]) -> None:
-        event = self._driver.perform(command)
-        if event is not None:
+    def _ask(self, command: ev.SourceCommand[Any]) -> None:
+        if (event := self._driver.perform(command)) is not None:
             self._events.put(event)

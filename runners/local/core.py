@@ -36,9 +36,6 @@ from headrace.runners.local import events as run
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.restarts import GiveUp, Restart, Restarts
 
-GATHER_S = 10.0
-"""The first assignment waits this many seconds for workers that have not joined yet."""
-
 DECLINED_S = 0.1
 """After a checkpoint that failed the next is tried this many seconds later, or, unless the run is to stop, after the minimum
 pause if that is longer."""
@@ -143,8 +140,7 @@ class RunCore(Generic[SplitT, HandleT]):
         following = allowed_after(RUN_TRANSITIONS, self.phase, event, "the run")
         if self.phase is RunPhase.ENDED:
             return []
-        commands = self._apply(event)
-        commands += self._trigger_if_due()
+        commands = self._apply(event) + self._trigger_if_due()
         assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
         return commands
 
@@ -163,8 +159,18 @@ class RunCore(Generic[SplitT, HandleT]):
                 return self._core(ev.CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, event.reason)
             case run.CheckpointCommitted():
                 return self._committed()
-            case run.CheckpointDue() | run.PauseOver() | run.CheckpointTimedOut() | run.RestartDue() | run.JoinTimeout():
-                return self._timer(event)
+            case run.CheckpointDue():
+                self._wanted = True
+                return [run.SetTimer(self._schedule.interval_s, event)]
+            case run.PauseOver():
+                self._paused = False
+                return []
+            case run.CheckpointTimedOut():
+                return self._timed_out(event)
+            case run.RestartDue(slot):
+                return [self._start(slot)] if self._slots[slot].number is None else []
+            case run.JoinTimeout():
+                return self._assemble()
             case run.StopRequested():
                 self._stopping = True
                 return self._force()
@@ -180,10 +186,7 @@ class RunCore(Generic[SplitT, HandleT]):
         self._slots[place] = _Slot(number)
         return run.StartWorker(place, number)
 
-    def _of_worker(
-        self,
-        event: run.WorkerJoined | run.WorkerSilent | run.WorkerDied | run.SplitDone | run.WorkerSnapshotted[SplitT, HandleT],
-    ) -> list[run.RunCommand[SplitT, HandleT]]:
+    def _of_worker(self, event: run.WorkerEvent[SplitT, HandleT]) -> list[run.RunCommand[SplitT, HandleT]]:
         place = self.workers.get(event.number)
         if place is None:
             return []  # of one that is dead
@@ -210,27 +213,23 @@ class RunCore(Generic[SplitT, HandleT]):
         if event.is_final:
             return [*commands, *self._fail(RunFailedError(event.reason))]
         failed = self._restarts.failed_unclassified if event.is_unclassified else self._restarts.failed
-        decision = failed(event.now_s, event.chance)
-        match decision:
-            case GiveUp():
-                return [*commands, *self._fail(RunFailedError(f"{event.reason}; not restarted: {decision.reason}"))]
+        match failed(event.now_s, event.chance):
+            case GiveUp(reason):
+                return [*commands, *self._fail(RunFailedError(f"{event.reason}; not restarted: {reason}"))]
             case Restart(delay_s):
-                commands += [
-                    run.ReportWorkerLost(event.number, event.reason, delay_s),
-                    run.SetTimer(delay_s, run.RestartDue(place)),
-                ]
-            case _:
-                assert_never(decision)
+                commands.append(run.ReportWorkerLost(event.number, event.reason, delay_s))
+                commands.append(run.SetTimer(delay_s, run.RestartDue(place)))
         # While the first workers gather none of them is registered.
         return commands + (self._gather() if self._gathering else self._core(ev.ReaderLost(place)))
 
     def _recovered(self) -> list[run.RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
-        commands: list[run.RunCommand[SplitT, HandleT]] = [
-            run.SetTimer(GATHER_S, run.JoinTimeout()),
+        return [
+            run.SetTimer(10.0, run.JoinTimeout()),  # the first assignment waits so long for workers that have not joined yet
             run.SetTimer(self._schedule.interval_s, run.CheckpointDue()),
+            *self._core(ev.Started()),
+            *self._gather(),
         ]
-        return commands + self._core(ev.Started()) + self._gather()
 
     def _gather(self) -> list[run.RunCommand[SplitT, HandleT]]:
         """The first workers get their splits when all of them are there, or they would not be shared evenly."""
@@ -269,15 +268,12 @@ class RunCore(Generic[SplitT, HandleT]):
         self._prepared = [prepared for prepared in self._prepared if id(prepared) not in stored]
         self._committing = ()
         self._failures = 0
-        reported: list[run.RunCommand[SplitT, HandleT]] = [
-            run.NotifyCheckpointStored(slot.number, event.checkpoint_id)
-            for slot in self._slots
-            if slot.joined and slot.number is not None
-        ]
+        joined = [slot.number for slot in self._slots if slot.joined and slot.number is not None]
         completed = self._core(ev.CheckpointCompleted(event.checkpoint_id))
         # With the rows, not before them. And no refused position ends a run while its rows are being committed.
         self._positions = [command for command in completed if isinstance(command, ev.PublishPositions)]
-        return reported + [command for command in completed if not isinstance(command, ev.PublishPositions)]
+        later = [command for command in completed if not isinstance(command, ev.PublishPositions)]
+        return [*(run.NotifyCheckpointStored(number, event.checkpoint_id) for number in joined), *later]
 
     def _committed(self) -> list[run.RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
@@ -311,8 +307,7 @@ class RunCore(Generic[SplitT, HandleT]):
         """A worker was lost meanwhile: no fault of the checkpoint."""
         self.phase = RunPhase.RUNNING
         self._wanted = True
-        report: list[run.RunCommand[SplitT, HandleT]] = [run.ReportCheckpointFailure(event.checkpoint_id, event.reason)]
-        return report + self._pause_after_failure()
+        return [run.ReportCheckpointFailure(event.checkpoint_id, event.reason), *self._pause_after_failure()]
 
     def _failed(self, checkpoint_id: int, reason: str) -> list[run.RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
@@ -324,29 +319,7 @@ class RunCore(Generic[SplitT, HandleT]):
                 CheckpointFailedError(f"checkpoint {checkpoint_id} has failed: {reason}; tolerable failed checkpoints: {most}")
             )
         self._wanted = self._wanted or self._stopping
-        report: list[run.RunCommand[SplitT, HandleT]] = [run.ReportCheckpointFailure(checkpoint_id, reason)]
-        return report + self._pause_after_failure()
-
-    # --- timers -------------------------------------------------------------------------------------------------------
-
-    def _timer(
-        self, event: run.CheckpointDue | run.PauseOver | run.CheckpointTimedOut | run.RestartDue | run.JoinTimeout
-    ) -> list[run.RunCommand[SplitT, HandleT]]:
-        match event:
-            case run.CheckpointDue():
-                self._wanted = True
-                return [run.SetTimer(self._schedule.interval_s, event)]
-            case run.PauseOver():
-                self._paused = False
-                return []
-            case run.CheckpointTimedOut():
-                return self._timed_out(event)
-            case run.RestartDue():
-                return [self._start(event.slot)] if self._slots[event.slot].number is None else []
-            case run.JoinTimeout():
-                return self._assemble()
-            case _:
-                assert_never(event)
+        return [run.ReportCheckpointFailure(checkpoint_id, reason), *self._pause_after_failure()]
 
     def _timed_out(self, event: run.CheckpointTimedOut) -> list[run.RunCommand[SplitT, HandleT]]:
         if event.checkpoint_id != self._checkpoint_id:
@@ -390,12 +363,8 @@ class RunCore(Generic[SplitT, HandleT]):
                 return self._force()  # its end becomes durable, and the run ends
             case ev.NoMoreSplits():
                 return []  # workers stay until the whole source is finished: others' splits may come to them
-            case ev.DiscoverInitial() | ev.DiscoverLater() | ev.PublishPositions():
-                return [command]
-            case ev.ReportMissing() | ev.ProveGone() | ev.ReportDiscoveryFailure():
-                return [command]
             case _:
-                assert_never(command)
+                return [command]  # to the source
 
     def _number(self, reader: int) -> int:
         number = self._slots[reader].number
@@ -415,11 +384,6 @@ class RunCore(Generic[SplitT, HandleT]):
 
 _OPEN = (RunPhase.RUNNING, RunPhase.COLLECTING, RunPhase.STORING, RunPhase.COMMITTING)
 _CHECKPOINT_TIMERS = (run.CheckpointDue, run.PauseOver, run.CheckpointTimedOut)
-_OF_WORKERS = (run.WorkerJoined, run.WorkerSilent, run.WorkerDied, run.SplitDone, run.WorkerSnapshotted)
-_ANSWERS = (
-    *(run.RunRecovered, run.CheckpointStored, run.CheckpointIsNotStored, run.CheckpointCommitted),
-    *(ev.SplitsDiscovered, ev.SplitsGone, ev.DiscoveryFailed),
-)
 _TRIGGERED = (RunPhase.COLLECTING, RunPhase.STORING)  # STORING: there is no worker to wait for
 
 RUN_TRANSITIONS: Transitions[RunPhase] = {
@@ -435,13 +399,8 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
         (phase, event): (phase,)
         for phase in _OPEN
         for event in (
-            run.SplitDone,
-            run.WorkerSnapshotted,
-            ev.SplitsDiscovered,
-            ev.SplitsGone,
-            ev.DiscoveryDue,
-            *_CHECKPOINT_TIMERS,
-            run.JoinTimeout,
+            *(run.SplitDone, run.WorkerSnapshotted, ev.SplitsDiscovered, ev.SplitsGone),
+            *(ev.DiscoveryDue, *_CHECKPOINT_TIMERS, run.JoinTimeout),
         )
     },
     # ENDED: the restart strategy gives up, or there is no first discovery
@@ -465,13 +424,10 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
     **{
         (RunPhase.ENDED, event): (RunPhase.ENDED,)
         for event in (
-            *_OF_WORKERS,
-            *_CHECKPOINT_TIMERS,
-            *_ANSWERS,
-            run.RestartDue,
-            run.JoinTimeout,
-            ev.DiscoveryDue,
-            run.StopRequested,
+            *(run.WorkerJoined, run.WorkerSilent, run.WorkerDied, run.SplitDone, run.WorkerSnapshotted, run.StopRequested),
+            *(run.RunRecovered, run.CheckpointStored, run.CheckpointIsNotStored, run.CheckpointCommitted),
+            *(ev.SplitsDiscovered, ev.SplitsGone, ev.DiscoveryFailed, ev.DiscoveryDue),
+            *(*_CHECKPOINT_TIMERS, run.RestartDue, run.JoinTimeout),
         )
     },
 }

@@ -145,22 +145,18 @@ class StopRequested:
 
 RunTimer = CheckpointDue | PauseOver | CheckpointTimedOut | RestartDue | JoinTimeout | ev.DiscoveryDue
 
+WorkerEvent = WorkerJoined | WorkerSilent | WorkerDied | SplitDone | WorkerSnapshotted[SplitT, HandleT]
+
 RunEvent = (
     RunStarted
     | RunRecovered
-    | WorkerJoined
-    | WorkerSilent
-    | WorkerDied
-    | SplitDone
-    | WorkerSnapshotted[SplitT, HandleT]
+    | WorkerEvent[SplitT, HandleT]
     | CheckpointStored
     | CheckpointIsNotStored
     | CheckpointCommitted
     | RunTimer
     | StopRequested
-    | ev.SplitsDiscovered[SplitT]
-    | ev.SplitsGone
-    | ev.DiscoveryFailed
+    | ev.SourceAnswer[SplitT]
 )
 
 # --- commands; those to the source are of `headrace.enumerator.events` ----------------------------------------------------
@@ -289,10 +285,5 @@ RunCommand = (
     | ReportWorkerLost
     | FailRun
     | EndRun
-    | ev.DiscoverInitial
-    | ev.DiscoverLater[SplitT]
-    | ev.PublishPositions[SplitT]
-    | ev.ReportMissing[SplitT]
-    | ev.ProveGone[SplitT]
-    | ev.ReportDiscoveryFailure
+    | ev.SourceCommand[SplitT]
 )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 from headrace.connectors.base.commit import JobCommitter
@@ -13,12 +10,8 @@ from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import StateError
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer, has_run
 from headrace.runners.local.commit.committer import RunCommitter
-from headrace.runners.local.commit.strategy import EPOCH_BITS
 from headrace.runners.local.storage.places import run_files
 from headrace.runners.pipeline import PipelineSpec
-
-_RETAINED = 1 << 30
-"""How many checkpoints are kept is for the run to say, and is not said here."""
 
 
 def finish(pipeline: PipelineSpec, checkpoints: str) -> None:
@@ -33,12 +26,11 @@ def finish(pipeline: PipelineSpec, checkpoints: str) -> None:
     source = pipeline.source
     positions = CheckpointSerializer(source.name, source.split_serializer)
     serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)
-    with closing(CheckpointStore[Any, Any](checkpoints, serializer, _RETAINED)) as store:
+    # How many checkpoints are kept is for the run to say: here all are.
+    with closing(CheckpointStore[Any, Any](checkpoints, serializer, retained=1 << 30)) as store:
         number = store.registry.next_number
         store.add_worker(number)
-        draw = partial(secrets.randbits, EPOCH_BITS)
-        committer = RunCommitter(
-            store, pipeline.sink, store.latest(), number, time.monotonic, draw, lambda _: None, source.check_readable
-        )
-        with closing(committer):
+        with closing(
+            RunCommitter(store, pipeline.sink, store.latest(), number, lambda _: None, source.check_readable)
+        ) as committer:
             JobCommitter(store.registry.run, committer).recover()

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from multiprocessing import util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext, ForkServerContext
@@ -72,12 +73,8 @@ def leave_signals_to_supervisor() -> None:
 
 def children_heed_signals() -> None:
     """What this process forks from now on ends by Ctrl-C and SIGTERM, so that a user's function can end what it has started."""
-
-    def hold() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SUPERVISORS)
-
-    def let_come() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SUPERVISORS)
+    hold = partial(signal.pthread_sigmask, signal.SIG_BLOCK, _SUPERVISORS)
+    let_come = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, _SUPERVISORS)
 
     def heed() -> None:
         for number in _SUPERVISORS:
@@ -107,9 +104,7 @@ class WorkerProcesses:
         self._changed = threading.Condition()
 
     def watch(self, ended: Callable[[int, str], None], broken: Callable[[Exception], None]) -> None:
-        """Tell from now on, in a thread, the number of each that has ended or could not be started, and how; or that this is
-        gone.
-        """
+        """Call these from now on, in a thread: for each that has ended or could not be started, and if this is gone."""
         threading.Thread(target=self._listen, args=(ended, broken), daemon=True).start()
 
     def start(self, number: int, target: Callable[[Any], None], argument: object) -> None:
@@ -165,7 +160,8 @@ def _nurse(requests: Connection) -> None:
             ready = wait([requests, woken])
             if woken in ready:
                 os.read(woken, 65536)
-            _report(requests, children)
+            for number in [number for number, child in children.items() if child.exitcode is not None]:
+                requests.send((number, f"its process ended with status {children.pop(number).exitcode}"))
             if requests in ready and not _obey(requests, children, (woken, wake)):
                 return
     except (EOFError, OSError):
@@ -175,11 +171,6 @@ def _nurse(requests: Connection) -> None:
             child.kill()
         for child in children.values():
             child.join()
-
-
-def _report(requests: Connection, children: dict[int, BaseProcess]) -> None:
-    for number in [number for number, child in children.items() if child.exitcode is not None]:
-        requests.send((number, f"its process ended with status {children.pop(number).exitcode}"))
 
 
 def _obey(requests: Connection, children: dict[int, BaseProcess], files: tuple[int, int]) -> bool:
@@ -214,15 +205,12 @@ def _start(born: BaseProcess) -> None:
 
 
 def _open_files() -> set[int]:
-    return {file for file in map(int, os.listdir("/dev/fd")) if _is_open(file)}  # not the one that listing them took
-
-
-def _is_open(file: int) -> bool:
-    try:
-        os.fstat(file)
-    except OSError:
-        return False
-    return True
+    found = set()
+    for file in map(int, os.listdir("/dev/fd")):
+        with suppress(OSError):  # it is the one that listing them took
+            os.fstat(file)
+            found.add(file)
+    return found
 
 
 def _begin(requests: Connection, files: tuple[int, int], target: Callable[[Any], None], argument: bytes) -> None:

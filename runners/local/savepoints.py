@@ -20,7 +20,7 @@ from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.envelope import Envelope, stored_number, stored_text
 from headrace.enumerator.errors import RetriableError, StateError, UsageError
 from headrace.enumerator.split import SplitT
-from headrace.runners.local.checkpoints import RUN_CHECKPOINT, SAVEPOINT, CheckpointStore, RunCheckpoint, newest_positions
+from headrace.runners.local.checkpoints import RUN_CHECKPOINT, SAVEPOINT, CheckpointStore, RunCheckpoint, newest_body
 from headrace.runners.local.storage.files import RunFiles
 from headrace.runners.local.storage.folder import local_folder, write_whole
 from headrace.runners.local.storage.places import usable
@@ -75,29 +75,26 @@ def take_savepoint(files: RunFiles, target: Path) -> Path:
     The run may be running: then it is at most an interval old. Raises StateError for files without a good checkpoint,
     RetriableError while the newest one is still being committed, and OSError for what the filesystem refuses.
     """
-    found = newest_positions(files)
-    if not found.completed:
+    body, where = newest_body(files)
+    with RUN_CHECKPOINT.reading(where):
+        found, is_completed = Savepoint(body["run"], body["checkpoint_id"], body["source"]), body["completed"] is True
+    if not is_completed:
         raise RetriableError(
             f"{files.location}: checkpoint {found.checkpoint_id} is not committed yet. That is for the run to do; for one "
             f"that has died: headrace savepoint {files.location} {target} --pipeline job.py:pipeline"
         )
-    return Savepoint(found.run, found.checkpoint_id, found.source).write(target)
+    return found.write(target)
 
 
-def read_savepoint(path: Path) -> Savepoint:
-    """Raises UsageError for a file that is not there, StateError for one that is not a savepoint or damaged."""
-    return fetch_savepoint(str(path))
-
-
-def fetch_savepoint(location: str) -> Savepoint:
+def fetch_savepoint(location: str | Path) -> Savepoint:
     """A path, or a URI that Arrow knows (file:, s3:, hdfs:, gs:): engines' drivers may be on other machines.
 
     Raises UsageError for a file that is not there, and, naming the command that makes one, for checkpoints of a run; StateError
     for what is not a savepoint or damaged, and OSError for what the filesystem refuses.
     """
-    place = shown(location)
+    place = shown(str(location))
     try:
-        return Savepoint.deserialize(_read(location), place)
+        return Savepoint.deserialize(_read(str(location)), place)
     except FileNotFoundError as error:
         raise UsageError(f"{place}: there is no such savepoint") from error
     except IsADirectoryError as error:
@@ -140,11 +137,11 @@ def _read(location: str) -> bytes:
 def given_savepoint(path: Path | None, files: RunFiles) -> Savepoint | None:
     """The savepoint that a run is to start with. None if none was given, or if its file is gone and `files` have a copy of it.
 
-    Raises UsageError for a file that is not there, and StateError as `read_savepoint`.
+    Raises UsageError for a file that is not there, and StateError as `fetch_savepoint`.
     """
     if path is None or (not path.exists() and SAVEPOINT in files.names()):
         return None
-    return read_savepoint(path)
+    return fetch_savepoint(path)
 
 
 def begin_with(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from headrace.runners.local.storage.folder import local_folder
 from headrace.runners.local.storage.places import machine_folder, whole_name
 from headrace.runners.restarts import ExponentialDelay, RestartStrategy, duration_s, restart_strategy
 
-DEFAULT_INTERVAL_S = 10.0
 MOST_PORTS = 65536
 
 
@@ -56,23 +55,23 @@ class RunSettings:
     """
 
     checkpoints: str
-    workers: int = field(default=1, kw_only=True)
-    interval_s: float = field(default=DEFAULT_INTERVAL_S, kw_only=True)
-    min_pause_s: float = field(default=0.0, kw_only=True)
-    timeout_s: float = field(default=600.0, kw_only=True)
-    tolerable_failed_checkpoints: int = field(default=0, kw_only=True)
-    retained: int = field(default=1, kw_only=True)
-    savepoints: str | None = field(default=None, kw_only=True)
-    from_savepoint: str | None = field(default=None, kw_only=True)
-    retention: Retention = field(default=Retention.RETAIN_ON_CANCELLATION, kw_only=True)
-    heartbeat_interval_s: float = field(default=10.0, kw_only=True)
-    heartbeat_timeout_s: float = field(default=50.0, kw_only=True)
-    restart: RestartStrategy = field(default_factory=ExponentialDelay, kw_only=True)
-    metrics_port: int | None = field(default=None, kw_only=True)
-    metrics_address: str = field(default="127.0.0.1", kw_only=True)
+    _: KW_ONLY
+    workers: int = 1
+    interval_s: float = 10.0
+    min_pause_s: float = 0.0
+    timeout_s: float = 600.0
+    tolerable_failed_checkpoints: int = 0
+    retained: int = 1
+    savepoints: str | None = None
+    from_savepoint: str | None = None
+    retention: Retention = Retention.RETAIN_ON_CANCELLATION
+    heartbeat_interval_s: float = 10.0
+    heartbeat_timeout_s: float = 50.0
+    restart: RestartStrategy = field(default_factory=ExponentialDelay)
+    metrics_port: int | None = None
+    metrics_address: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense, and make paths absolute."""
         self._check_kinds()
         object.__setattr__(self, "checkpoints", whole_name(self.checkpoints))
         for name in ("savepoints", "from_savepoint"):

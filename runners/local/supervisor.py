@@ -23,7 +23,7 @@ from headrace.connectors.base.commit import StaleEpochError
 from headrace.enumerator import errors
 from headrace.enumerator.errors import HeadraceError, RunFailedError, StateError, UnclassifiedError, UsageError
 from headrace.runners.job_file import PipelineFile
-from headrace.runners.local.coordinator import CoordinatorOrder, RunBegan, RunOutcome, RunStart, coordinate
+from headrace.runners.local.coordinator import CoordinatorOrder, RunBegan, RunOutcome, coordinate
 from headrace.runners.local.monitoring.status import remove_status
 from headrace.runners.local.monitoring.supervised import supervised
 from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, end_group, pipe, reap_group
@@ -43,9 +43,6 @@ _KINDS: Mapping[str, type[HeadraceError]] = {
 }
 
 LOOK_S = 1.0
-
-END_S = 30.0
-"""Processes that SIGKILL has not ended after so long are stuck in the kernel."""
 
 
 def supervise(
@@ -75,16 +72,15 @@ def supervise(
 def _supervise(
     job: PipelineSpec | PipelineFile, settings: RunSettings, context: ForkContext | ForkServerContext, watch: Callable[[], None]
 ) -> Path | None:
-    beginning = RunStart(time.time(), _asked_before(settings.folder))
-    coordinator = CoordinatorProcess(Restarts(settings.restart), watch)
+    restarts = Restarts(settings.restart)
+    order = CoordinatorOrder(job, settings, version("headrace"), time.time(), _asked_before(settings.folder), restarts)
+    coordinator = CoordinatorProcess(restarts, watch)
     with _stopped_by_signals(coordinator):
         while True:
-            order = CoordinatorOrder(
-                job, settings, version("headrace"), beginning, coordinator.restarts, coordinator.run_name, coordinator.restarted
-            )
+            order = replace(order, restarts=coordinator.restarts, run=coordinator.run_name, restarted=coordinator.restarted)
             outcome = coordinator.run(order, context)
             if outcome.workers is not None:
-                settings = replace(settings, workers=outcome.workers)
+                order = replace(order, settings=replace(order.settings, workers=outcome.workers))
                 continue
             if outcome.error is None:
                 return outcome.savepoint
@@ -157,7 +153,7 @@ class CoordinatorProcess:
                 assert process.pid is not None
                 process.kill()
                 process.join()
-                if not end_group(process.pid, lifeline, END_S):
+                if not end_group(process.pid, lifeline, timeout_s=30.0):  # they are stuck in the kernel
                     raise RunFailedError(f"processes of group {process.pid} cannot be killed: a successor may not start")
                 reap_group(process.pid)
 
@@ -168,14 +164,13 @@ class CoordinatorProcess:
                 self._watch()
                 if not ready:
                     continue
-                said = coordinator.recv()
-                if isinstance(said, RunOutcome):
-                    return said
-                if isinstance(said, RunBegan):
-                    self.run_name = said.run
-                    continue
-                assert isinstance(said, Restarts)
-                self.restarts = said
+                match coordinator.recv():
+                    case RunOutcome() as outcome:
+                        return outcome
+                    case RunBegan(run):
+                        self.run_name = run
+                    case Restarts() as restarts:
+                        self.restarts = restarts
         process.join()
         if process.exitcode == CALLED_AGAIN:
             return RunOutcome(error=CALLED_AGAIN_ERROR, kinds=(UsageError.__name__,), is_final=True)

@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 START_S = 300.0
 """So long a worker's process may take to load and to say hello (Flink's `taskmanager.registration.timeout`)."""
 
-_LAST_MESSAGES_S = 2.0
-
 MessageTo = AssignSplits[Any] | TakeSnapshot | NotifyCheckpointStored | StopWorker
 """Commands that are messages to a worker."""
 
@@ -69,18 +67,11 @@ class WorkerPool:
             socket, self._messages, version, settings.workers, emit, self._note_failure
         )
 
-    def watch(self, ended: Callable[[int, str], None], broken: Callable[[Exception], None]) -> None:
-        """As `WorkerProcesses.watch`."""
-        self._processes.watch(ended, broken)
-
     def start(self, number: int, registry: WorkerRegistry) -> None:
         first = {name: first_attempt(sink, registry, number, name) for name, sink in self._sinks.items()}
         order = WorkerOrder(self._job, self._server.address, number, first, self._version, self._settings.heartbeat_interval_s)
         self._started_s[number] = time.monotonic()
         self._processes.start(number, work, order)
-
-    def kill(self, number: int) -> None:
-        self._processes.kill(number)
 
     def send(self, command: MessageTo) -> None:
         from headrace.runners.local.wire import run_pb2 as pb
@@ -114,7 +105,7 @@ class WorkerPool:
 
     def ended(self, number: int, how: str) -> WorkerDied:
         """The worker's process is gone: what it has sent last comes first."""
-        self._server.forget(number, _LAST_MESSAGES_S)
+        self._server.forget(number, timeout_s=2.0)
         last = self._reports.pop(number, ExitReport(how))
         chance = random.random()  # noqa: S311 - jitter
         reason, now_s = f"worker {number}: {last.reason}", time.monotonic()

@@ -19,8 +19,7 @@ from pyspark.sql.types import StructType
 
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import Boundedness, Source
-from headrace.runners.spark.readers import SplitsPartition
-from headrace.runners.spark.schema import spark_schema
+from headrace.runners.spark.readers import SplitsPartition, spark_schema
 from headrace.runners.spark.tasks import read_splits
 
 if TYPE_CHECKING:
@@ -42,11 +41,10 @@ def read_source(spark: SparkSession, source: Source[Any]) -> DataFrame:
 
 
 _registered: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
-"""The formats of each session: registering one again would warn that it replaces another."""
 
 
 def register_once(spark: SparkSession, made: type[DataSource]) -> str:
-    """Let the session know this format, whose name no other one has; returns the name."""
+    """The format's name, which no other has. Registered with the session again, Spark would warn that it replaces another."""
     known = _registered.setdefault(spark, set())
     if made.name() not in known:
         spark.dataSource.register(made)
@@ -80,10 +78,10 @@ def converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 class PickledFormat(DataSource):
-    """The base of formats that hold a source or a sink, pickled. Made in a Python process alongside the driver.
+    """The base of formats, one for each source or sink, that hold it pickled. Made in a Python process alongside the driver.
 
-    Each source has its own format, a class that holds it pickled. Spark pickles the classes that are registered with a
-    session, which only its owner does. An option of a frame would not do: many may set those, and to unpickle is to run code.
+    Spark pickles the classes that are registered with a session, which only its owner does. An option of a frame would not do:
+    many may set those, and to unpickle is to run code.
     """
 
     PREFIX: str
@@ -105,24 +103,21 @@ class BoundedSourceFormat(PickledFormat):
     PREFIX = "headrace_source_"
 
     def schema(self) -> StructType:
-        return spark_types(self._source())
+        return spark_types(cloudpickle.loads(self.PICKLED))
 
     def reader(self, schema: StructType) -> BoundedReader:
-        return BoundedReader(self._source(), to_arrow_schema(schema, timezone="UTC"))
-
-    def _source(self) -> Source[Any]:
-        return cast("Source[Any]", cloudpickle.loads(self.PICKLED))
+        return BoundedReader(self.PICKLED, to_arrow_schema(schema, timezone="UTC"))
 
 
 class BoundedReader(DataSourceReader):
     """Spark plans by it in a planning process; `read` runs on an unpickled copy in each worker."""
 
-    def __init__(self, source: Source[Any], schema: pa.Schema) -> None:
-        self._pickled = pickled(source)  # Spark pickles the reader, and need not know how a source is pickled
-        self._schema = schema
+    def __init__(self, source: bytes, schema: pa.Schema) -> None:
+        """`source` is pickled: Spark pickles the reader, and need not know how a source is pickled."""
+        self._source, self._schema = source, schema
 
     def partitions(self) -> list[InputPartition]:
-        source = self._source()
+        source: Source[Any] = cloudpickle.loads(self._source)
         with closing(source.create_discovery()) as discovery:
             findings = discovery.initial()
         if not findings.complete:
@@ -132,9 +127,6 @@ class BoundedReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SplitsPartition):
             return  # Spark's stand-in for an empty list of partitions
-        source = self._source()
+        source: Source[Any] = cloudpickle.loads(self._source)
         for batch in read_splits(source, partition.splits, source.schema.names, STALL_S):
             yield converted(batch, self._schema)
-
-    def _source(self) -> Source[Any]:
-        return cast("Source[Any]", cloudpickle.loads(self._pickled))

@@ -18,10 +18,9 @@ from headrace.runners.spark.planning import OffsetRange, plan_tasks
 class LogOffsets(Generic[OffsetSplitT]):
     """Where an engine is in a whole log source: what it stores as its offset of a batch's start or end.
 
-    `started_at` holds, for every split, the offset that its first batch started from. An engine that asks for initial offsets
-    again when it replays its first batch (Spark does) plans the replay from there, and never from a new answer (I2).
-    `initial` marks the start of a query that has no checkpoint. It holds no splits: `SplitDiscovery.initial` is asked when the
-    end of the first batch is planned.
+    `started_at`: where each split's first batch started. An engine that asks for initial offsets again when it replays its
+    first batch (Spark does) plans the replay from there, and never from a new answer (I2). `initial`: the start of a query
+    without a checkpoint, and no splits. `SplitDiscovery.initial` is asked when the end of the first batch is planned.
     """
 
     splits: Mapping[str, OffsetSplitT]
@@ -36,10 +35,7 @@ class OffsetsFormat(Protocol[OffsetSplitT]):
         """The offsets as one line of JSON, the same text for the same offsets."""
 
     def from_json(self, text: str) -> LogOffsets[OffsetSplitT]:
-        """What `to_json` of any version wrote, or a connector whose checkpoint can be taken over.
-
-        May contact the source, to identify the splits of another connector's offsets. Raises StateError for anything else.
-        """
+        """What `to_json` of any version wrote, or another connector; may ask the source for its splits. Raises StateError."""
 
     def first_offsets(self, found: Sequence[OffsetSplitT], known: Mapping[str, OffsetSplitT]) -> Mapping[str, int]:
         """Where another connector's batch started splits that it found while it planned: it stores the ends only, these.
@@ -60,10 +56,7 @@ class Predecessor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a streaming batch holds. Offsets, not records: compaction and transactions leave gaps.
-
-    `min_offsets` delays a batch until this many are there, for `max_delay_s` seconds since the last one at most.
-    """
+    """Of a streaming batch, in offsets, not records. `min_offsets` delays one, up to `max_delay_s` seconds since the last."""
 
     max_offsets: int | None = None
     min_offsets: int | None = None
@@ -92,6 +85,5 @@ class LogRead(Generic[OffsetSplitT]):
     savepoint: str | None = None
 
     def tasks_of(self, ranges: Sequence[OffsetRange]) -> list[list[OffsetRange]]:
-        return plan_tasks(
-            ranges, min_tasks=self.min_tasks, max_task_records=self.max_task_offsets, parallelism=self.parallelism
-        )
+        most, least = self.max_task_offsets, self.min_tasks
+        return plan_tasks(ranges, min_tasks=least, max_task_records=most, parallelism=self.parallelism)

@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 LOCK_NAME = ".headrace.lock"
 """The file in a local checkpoint by which supervised drivers are kept apart (supervision/lock.py). Of no use in a copy."""
 
-_HEAD_LINES = 2  # the version and the metadata, before the first source's
-
 
 @dataclass(frozen=True, slots=True)
 class OffsetLog:
@@ -40,8 +38,7 @@ class OffsetLog:
     def digest(self, batch: int) -> str | None:
         """A digest of the batch's plan; None where there is no such file, or it cannot be read. Driver process.
 
-        That it cannot be read is logged once in a process, and it is tried again for the next batch. Batches without a digest
-        are identified by their numbers alone.
+        That is logged once in a process, and tried again for the next batch. Without it a batch is identified by its number.
         """
         try:
             content = _read(f"{self.location.rstrip('/')}/offsets/{batch}")
@@ -54,7 +51,7 @@ class OffsetLog:
                 )
             _unreadable.add(self.location)
             return None
-        is_whole = content.count(b"\n") >= _HEAD_LINES
+        is_whole = content.count(b"\n") >= 2  # the version and the metadata, before the first source's
         return f"sha256:{hashlib.sha256(content).hexdigest()}" if is_whole else None
 
     def query_id(self) -> str | None:
@@ -77,13 +74,15 @@ class OffsetLog:
     def complete(self, batch: int) -> None:
         """Put a batch whose rows are all committed into the commit log, so that no start runs it again. Driver process.
 
-        Where its entry can be known: of a query without state or watermark it states that the batch has ended, and no more. And
-        only in a folder of this machine that can be written to. Else nothing is done: Spark runs the batch again, and the sink
-        skips it. Before the query starts, by the process that has the checkpoint's lock.
+        Only of a query without state or watermark, of which the entry states no more than that the batch has ended, and in a
+        folder of this machine. Else nothing is done: Spark runs the batch again, and the sink skips it. Before the query
+        starts, by the process that has the checkpoint's lock.
         """
         root = Path(self.location)
         commits = root / "commits"
-        if _is_uri(self.location) or (root / "state").exists() or not _says_no_more_than_ended(commits / str(batch - 1)):
+        before = commits / str(batch - 1)
+        has_more = _is_uri(self.location) or (root / "state").exists()
+        if has_more or not before.exists() or before.read_bytes() != _ENDED:
             return
         if any(name.lstrip(".").partition(".")[0] == str(batch) and not name.endswith(".tmp") for name in _names(str(commits))):
             return  # it is there; or what is left of one, such as a checksum, would make this one a damaged one
@@ -96,13 +95,6 @@ class OffsetLog:
 _unreadable: set[str] = set()
 _ENDED = b'v1\n{"nextBatchWatermarkMs":0}'
 """An entry of Spark's commit log (`CommitMetadata`) of a query without a watermark, and without state."""
-
-
-def _says_no_more_than_ended(entry: Path) -> bool:
-    try:
-        return entry.read_bytes() == _ENDED
-    except FileNotFoundError:
-        return False
 
 
 def _read(name: str) -> bytes:

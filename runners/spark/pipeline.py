@@ -121,7 +121,6 @@ class PipelineWriter(StreamWriter[Any]):
     """A streaming query's sink, with the pipeline's transform before it."""
 
     def __init__(self, write: PipelineWrite, driver_id: str | None = None) -> None:
-        """`driver_id`: as a stream's."""
         super().__init__(write.sink, write.schema.names, write.offsets, driver_id)
         self._pickled = pickled((write.transformed, write.schema))  # Spark pickles the writer, and by another way
 

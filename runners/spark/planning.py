@@ -73,20 +73,13 @@ def plan_tasks(
     ranges until there are about that many tasks, and then nothing is packed. `parallelism`: tasks that run at once, if known;
     ranges are packed evenly over this many. Order within a split is kept inside a task.
     """
-    pieces = [piece for item in ranges if item.size > 0 for piece in _split_by_size(item, max_task_records)]
+    filled = [item for item in ranges if item.size > 0]
+    pieces = [piece for item in filled for piece in _cut(item, math.ceil(item.size / (max_task_records or item.size)))]
     if min_tasks is not None:
         return [[piece] for piece in _split_to_count(pieces, min_tasks)]
-    headroom = _headroom(sum(piece.size for piece in pieces), parallelism)
+    share = 0 if parallelism is None else math.ceil(sum(piece.size for piece in pieces) / parallelism)
+    headroom = min(max(share, LEAST_TASK_RECORDS), TASK_RECORDS)
     return _pack(pieces, min(headroom, max_task_records or headroom))
-
-
-def _headroom(total: int, parallelism: int | None) -> int:
-    share = LEAST_TASK_RECORDS if parallelism is None else math.ceil(total / parallelism)
-    return min(max(share, LEAST_TASK_RECORDS), TASK_RECORDS)
-
-
-def _split_by_size(item: OffsetRange, limit: int | None) -> list[OffsetRange]:
-    return _cut(item, 1 if limit is None else math.ceil(item.size / limit))
 
 
 def _split_to_count(pieces: list[OffsetRange], count: int) -> list[OffsetRange]:

@@ -69,10 +69,7 @@ def submitted_settings() -> dict[str, str]:
 
 
 def hadoop_path(spark: SparkSession, location: str) -> tuple[Any, Any]:
-    """The JVM's `Path`, and the configuration that says, with the session's settings, which file system it is of.
-
-    Checkpoints are in file systems that PySpark has no API for.
-    """
+    """The JVM's `Path`, and the configuration that says which file system it is of: one that PySpark may have no API for."""
     jvm: Any = spark._jvm
     return jvm.org.apache.hadoop.fs.Path(location), spark._jsparkSession.sessionState().newHadoopConf()
 

@@ -13,6 +13,7 @@ from typing import Any, Generic, cast
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -21,11 +22,34 @@ from headrace.enumerator.split import OffsetSplitT, SplitT
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.planning import OffsetRange, told_parallelism
 from headrace.runners.spark.reports import QUERY_ID, report
-from headrace.runners.spark.schema import wanted_columns
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.runners.spark.tasks import read_splits
 
 log = logging.getLogger(__name__)
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """The Spark schema of Arrow batches with this schema: a time without a zone is not an instant."""
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def default_schema(read: LogRead[OffsetSplitT]) -> StructType:
+    return spark_schema(pa.schema([read.source.schema.field(name) for name in read.columns]))
+
+
+def _wanted_columns(read: LogRead[OffsetSplitT], wanted: StructType) -> list[str]:
+    """The names in `wanted`, in its order. Raises UsageError for an unknown column, a wrong type or NOT NULL."""
+    there = {field.name: field for field in spark_schema(read.source.schema).fields}
+    wrong = [
+        f"{field.name} {field.dataType.simpleString()}{'' if field.nullable else ' not null'}"
+        for field in wanted.fields
+        if field.name not in there or not field.nullable or field.dataType != there[field.name].dataType
+    ]
+    if wrong or not wanted.fields or len(set(wanted.names)) < len(wanted.names):
+        columns = ", ".join(f"{name} {field.dataType.simpleString()}" for name, field in there.items())
+        problem = f"cannot read {', '.join(wrong)}" if wrong else "needs at least one column, each once"
+        raise UsageError(f"the schema {problem}; it may hold these columns, in any order: {columns}")
+    return list(wanted.names)
 
 
 class SplitsPartition(InputPartition, Generic[SplitT]):
@@ -37,7 +61,7 @@ class SplitsPartition(InputPartition, Generic[SplitT]):
 
 def _planned_here(read: LogRead[OffsetSplitT], schema: StructType) -> LogRead[OffsetSplitT]:
     """The read with the columns that are wanted, and what this process knows of the session."""
-    columns = wanted_columns(read, schema)
+    columns = _wanted_columns(read, schema)
     parallelism = told_parallelism() or read.parallelism
     return replace(read, source=read.source.with_columns(columns), columns=tuple(columns), parallelism=parallelism)
 
@@ -55,10 +79,9 @@ def _read(read: LogRead[Any], partition: InputPartition) -> Iterator[pa.RecordBa
 class BatchReader(DataSourceReader, Generic[OffsetSplitT]):
     """A bounded read. Spark makes and plans it in a planning process; `read` runs on an unpickled copy in each worker.
 
-    Made without I/O. Raises UsageError for a schema that cannot be read.
-
-    It takes no pushed filters: Spark 4.3 keeps what a push left out in an object that all scans of a frame share, so a frame
-    that is used twice would lose rows. Ranges are asked for by options (`startingOffsets`, `startingTimestamp`, `assign`).
+    Made without I/O. Raises UsageError for a schema that cannot be read. It takes no pushed filters: Spark 4.3 keeps what a
+    push left out in an object that all scans of a frame share, so a frame that is used twice would lose rows. Ranges are asked
+    for by options (`startingOffsets`, `startingTimestamp`, `assign`).
     """
 
     def __init__(self, read: LogRead[OffsetSplitT], schema: StructType) -> None:
@@ -66,9 +89,8 @@ class BatchReader(DataSourceReader, Generic[OffsetSplitT]):
 
     def partitions(self) -> list[InputPartition]:
         with closing(self._job.source.create_discovery()) as discovery:
-            splits = discovery.initial().added
-        by_id = {split.split_id: split for split in splits}
-        ranges = [OffsetRange(split.split_id, split.next_offset, _stop(split)) for split in splits]
+            by_id = {split.split_id: split for split in discovery.initial().added}
+        ranges = [OffsetRange(split_id, split.next_offset, _stop(split)) for split_id, split in by_id.items()]
         return [
             SplitsPartition([by_id[item.split_id].between(item.start, item.stop) for item in task])
             for task in self._job.tasks_of(ranges)
@@ -85,13 +107,9 @@ def _stop(split: OffsetSplitT) -> int:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[OffsetSplitT]):
-    """A streaming read. One instance plans a run of a query in the driver's Python process; copies `read` in the workers.
-
-    Made without I/O. Raises UsageError for a schema that cannot be read.
-    """
+    """One instance plans a run of a query in the driver's Python process; copies `read` in the workers. Made without I/O."""
 
     def __init__(self, read: LogRead[OffsetSplitT], schema: StructType, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` gives monotonic seconds."""
         self._job = _planned_here(read, schema)
         self._planner = StreamPlanner(self._job, clock)
 

@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 REPORTS_VARIABLE = "HEADRACE_REPORTS"
 QUERY_ID = "sql.streaming.queryId"  # the property of Spark's tasks that states which streaming query they are of
 _SEPARATOR = ":"
-_LARGEST = 1 << 16
 _MOST_QUERIES = 100
 
 TakeCounts = Callable[[str | None, Mapping[str, float]], None]
@@ -107,7 +106,7 @@ class ReportListener:
 
     def _listen(self) -> None:
         while True:
-            data = self._socket.recv(_LARGEST)
+            data = self._socket.recv(1 << 16)
             if self._is_closing:
                 return
             try:

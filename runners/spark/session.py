@@ -35,7 +35,7 @@ from headrace.runners.spark.planning import PARALLELISM_VARIABLE
 from headrace.runners.spark.reports import REPORTS_VARIABLE, own_address
 from headrace.runners.spark.version import require_pyspark
 from headrace.runners.spark_processes.daemon import ZYGOTE_VARIABLE
-from headrace.runners.spark_processes.spark_archive import SUBMIT_OPTIONS, archive_file, use_archive
+from headrace.runners.spark_processes.spark_archive import SUBMIT_OPTIONS, archive_of_spark, use_archive
 from headrace.runners.spark_processes.zygote import HASH_SEED, SEED
 from headrace.runners.user_cache import cache_directory
 
@@ -48,9 +48,7 @@ QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 FORKING = "spark.headrace.python.fork"
 """The setting that, when it is false, leaves Spark to start its Python processes in its own way."""
 
-PROBE_S = 60.0
-DAEMON = "headrace.runners.spark_processes.daemon"
-ZYGOTE = "headrace.runners.spark_processes.zygote"
+PROCESSES = "headrace.runners.spark_processes"
 LAUNCHER = "spark-python-"  # what the name of the file starts with that Spark runs as its Python in a warm session
 PIPELINES = "headrace_pipeline_"  # what the names of the formats start with that a pipeline registers for itself (pipeline.py)
 SETTINGS: dict[str, bool | float | int | str | None] = {"spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false"}
@@ -61,11 +59,7 @@ HIDDEN_OPTIONS = r"(?i)url|user\.info|jaas\.config|keystore\.key|storageOptions|
 
 @dataclass(frozen=True, slots=True)
 class DataSourceFormat:
-    """A format for Spark, which the layer above gives to sessions and drivers: they know no connector.
-
-    `preload` imports what the Python processes of its queries import. Another process finds it by its name, so it is a function
-    at the top of a module.
-    """
+    """`preload` imports what the Python processes of its queries import: a function that is found by its module and name."""
 
     data_source: type[DataSource]
     preload: Callable[[], None]
@@ -75,10 +69,9 @@ class HeadraceBuilder(SparkSession.Builder):
     """Spark's own builder of sessions, for one that finds headrace; a warm one where the master is `local`, Spark's default."""
 
     def __init__(self, spark_format: DataSourceFormat, *, registers: bool) -> None:
-        """See `session_builder`. `registers`: the JVM would start a Python without headrace."""
+        """`registers`: the JVM would start a Python without headrace."""
         super().__init__()
-        self._format = spark_format
-        self._registers = registers
+        self._format, self._registers = spark_format, registers
 
     def getOrCreate(self) -> SparkSession:  # noqa: N802 - Spark's name
         """The session. Raises UsageError for a warm one on a cluster, and what Spark raises."""
@@ -152,13 +145,12 @@ def session_builder(spark_format: DataSourceFormat) -> SparkSession.Builder:
 
 
 def warm_session_builder(spark_format: DataSourceFormat) -> SparkSession.Builder:
-    """See `headrace.spark.warm_session_builder`."""
     if GATEWAY in os.environ:
         log.warning(
             "the JVM runs already, so this session starts as ever: warm_session_builder() cannot help under spark-submit"
         )
         return session_builder(spark_format)
-    archive_file()  # raises without Java, which is not to wait for the session
+    _ = archive_of_spark().file  # raises without Java, which is not to wait for the session
     return _builder(WarmBuilder, spark_format)
 
 
@@ -202,7 +194,7 @@ def _has_headrace(python: str) -> bool:
         return True
     try:
         done = subprocess.run(  # noqa: S603 - what Spark would run
-            [found, "-c", _PROBE], stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_S, check=False
+            [found, "-c", _PROBE], stdin=subprocess.DEVNULL, capture_output=True, timeout=60.0, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
@@ -260,8 +252,8 @@ def why_cold(session: object) -> str | None:
         return "it is a session of Spark Connect"
     if Path(context.pythonExec).name.startswith(LAUNCHER):
         return None
-    master = str(context.master)
-    return f"its master is {master}" if not is_local(master) else "Spark starts its Python processes in its own way"
+    own_way = "Spark starts its Python processes in its own way"
+    return own_way if is_local(str(context.master)) else f"its master is {context.master}"
 
 
 def is_local(master: str) -> bool:
@@ -349,7 +341,7 @@ def _warm_python(preload: Callable[[], None]) -> Path | None:
 
 def _launcher(python: str) -> Path:
     """What Spark runs as its Python. In the cache, for all sessions: nothing that ends may remove it. Raises OSError."""
-    text = _LAUNCHER.format(python=shlex.quote(python), daemon=DAEMON)
+    text = _LAUNCHER.format(python=shlex.quote(python), daemon=f"{PROCESSES}.daemon")
     launcher = cache_directory() / f"{LAUNCHER}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if not launcher.is_file() or launcher.read_text() != text:
         launcher.parent.mkdir(parents=True, exist_ok=True)
@@ -365,7 +357,7 @@ def _launcher(python: str) -> Path:
 def _start_zygote(python: str, preload: Callable[[], None]) -> None:
     """Start the process that daemons are forked from, which ends when the pipe to it closes, and name it to them."""
     address = Path(tempfile.mkdtemp(prefix="headrace-zygote-"), "socket")
-    command = [python, "-m", ZYGOTE, str(address), f"{preload.__module__}:{preload.__qualname__}"]
+    command = [python, "-m", f"{PROCESSES}.zygote", str(address), f"{preload.__module__}:{preload.__qualname__}"]
     environment = {**os.environ, HASH_SEED: SEED, "OMP_NUM_THREADS": "1"}  # as Spark sets them for its workers
     _alive.append(
         subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603 - our own
@@ -374,11 +366,9 @@ def _start_zygote(python: str, preload: Callable[[], None]) -> None:
 
 
 def end_processes(timeout_s: float) -> None:
-    """End the JVM that this process has started, and the process that its Python daemons are forked from. They remove their
-    temporary files, for which they have this many seconds in all. For a process that is about to end without its own clean-up.
-    """
-    jvm = private.jvm_process()
-    started: list[subprocess.Popen[bytes]] = [*([] if jvm is None else [jvm]), *_alive]
+    """End the JVM that this process has started, and the process that its Python daemons are forked from: they remove their
+    temporary files, within this many seconds. For a process that is about to end without its own clean-up."""
+    started = [process for process in (private.jvm_process(), *_alive) if process is not None]
     for process in started:
         if process.stdin is not None:
             process.stdin.close()  # at which they end

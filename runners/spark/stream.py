@@ -31,8 +31,6 @@ from headrace.runners.spark.planning import OffsetRange, admit
 
 log = logging.getLogger(__name__)
 
-_PARSED_KEPT = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Backlog(Generic[OffsetSplitT]):
@@ -62,19 +60,15 @@ class StreamPlanner(Generic[OffsetSplitT]):
     """
 
     def __init__(self, read: LogRead[OffsetSplitT], clock: Callable[[], float]) -> None:
-        """`clock` gives monotonic seconds."""
-        self._read = read
-        self._source = read.source
-        self._format = read.offsets
-        self._clock = clock
+        self._read, self._source, self._format, self._clock = read, read.source, read.offsets, clock
         self._discovery = read.source.create_discovery()
         self._initial: Mapping[str, OffsetSplitT] | None = None
         self._parsed: OrderedDict[str, LogOffsets[OffsetSplitT]] = OrderedDict()
         self._missing: frozenset[str] = frozenset()
         self._retired: dict[str, OffsetSplitT] = {}
-        self._outages = FailureLog()
-        self._inconclusive = FailureLog()
-        self._publisher = PositionPublisher(read.source, FailureLog(), _is_tolerated)
+        self._outages, self._inconclusive = FailureLog(), FailureLog()
+        tolerated = HeadraceError, OSError
+        self._publisher = PositionPublisher(read.source, FailureLog(), lambda error: isinstance(error, tolerated))
         self._told_of_checkpoint = False
         self._published: dict[str, int] = {}
         self._going_back: dict[str, int] = {}
@@ -90,8 +84,8 @@ class StreamPlanner(Generic[OffsetSplitT]):
     def next_offsets(self, start: str, max_offsets: int | None, min_offsets: int | None) -> str:
         """Where the batch that starts at `start` ends: `start` itself when nothing is to be read now.
 
-        Also publishes `start`, whose batch Spark has committed by now. Raises DataLossError as the source sees fit, for the
-        first batch what the initial discovery raises, and StateError when a predecessor's offsets cannot be read.
+        Also publishes `start`, whose batch Spark has committed by now. Raises DataLossError as the source sees fit, what the
+        initial discovery raises, and StateError when a predecessor's offsets cannot be read.
         """
         offsets = self._started(self._parse(start))
         try:
@@ -182,7 +176,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
     def _parse(self, text: str) -> LogOffsets[OffsetSplitT]:
         if text not in self._parsed:
             self._parsed[text] = self._format.from_json(text)
-            if len(self._parsed) > _PARSED_KEPT:
+            if len(self._parsed) > 8:
                 self._parsed.popitem(last=False)
         return self._parsed[text]
 
@@ -239,15 +233,13 @@ class StreamPlanner(Generic[OffsetSplitT]):
         if self._outages.failed():
             log.warning("the query continues, but finds nothing new until this is over: %s", error)
 
-    def _waits_for_more(
-        self, backlog: Backlog[OffsetSplitT], offsets: LogOffsets[OffsetSplitT], min_offsets: int | None
-    ) -> bool:
+    def _waits_for_more(self, backlog: Backlog[OffsetSplitT], offsets: LogOffsets[OffsetSplitT], least: int | None) -> bool:
         now = self._clock()
         overdue = self._last_batch_at is None or now - self._last_batch_at >= self._read.limits.max_delay_s
         # what comes, what leaves and what goes back must become durable: no waiting
         leaves = self._retired.keys() & offsets.splits.keys()
         changed = backlog.splits.keys() - offsets.splits.keys() or leaves or backlog.gone_back
-        if min_offsets is None or self._pins_end or overdue or changed or backlog.size >= min_offsets:
+        if least is None or self._pins_end or overdue or changed or backlog.size >= least:
             self._last_batch_at = now
             return False
         return True
@@ -270,8 +262,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         return {**self._format.first_offsets(unknown, first.splits), **starts} if unknown else starts
 
     def _publish(self, offsets: LogOffsets[OffsetSplitT]) -> None:
-        """Positions are durable now. For others to look at: no failure stops the query, the next batch is another try, and the
-        log says when it starts and when it ends.
+        """Positions are durable now. No failure stops the query: the next batch is another try.
 
         Never goes back but to where a batch did. Splits that are gone are left out: another may bear the same name by now.
         """
@@ -281,9 +272,8 @@ class StreamPlanner(Generic[OffsetSplitT]):
         news = [split for split in present.values() if self._is_news(split)]
         if not news or not self._publisher.publish(news):
             return
-        went_back = {
-            split.split_id for split in news if split.next_offset < self._published.get(split.split_id, split.next_offset)
-        }
+        published = self._published
+        went_back = {new.split_id for new in news if new.next_offset < published.get(new.split_id, new.next_offset)}
         self._published |= {split.split_id: split.next_offset for split in news}
         self._going_back = {split_id: at for split_id, at in self._going_back.items() if split_id not in went_back}
 
@@ -295,10 +285,6 @@ class StreamPlanner(Generic[OffsetSplitT]):
         before = self._published.get(split.split_id, -1)
         back = self._going_back.get(split.split_id, before)
         return split.next_offset > before or back <= split.next_offset < before
-
-
-def _is_tolerated(error: Exception) -> bool:
-    return isinstance(error, HeadraceError | OSError)
 
 
 def _is_complete(offsets: LogOffsets[OffsetSplitT]) -> bool:

@@ -47,10 +47,8 @@ def read_splits(
 
 @functools.cache
 def _spare_the_collector() -> None:
-    """Keep what the first task has loaded, modules above all, out of all garbage collections to come. Once per process.
-
-    Spark's worker collects after every task; going through the 65,000 objects of the modules takes it longer than a small task.
-    """
+    """Keep what the first task has loaded, modules above all, out of all garbage collections to come. Spark's worker collects
+    after every task; going through the 65,000 objects of the modules takes it longer than a small task."""
     gc.freeze()
 
 

@@ -33,17 +33,6 @@ log = logging.getLogger(__name__)
 
 _BATCH_ID = "streaming.sql.batchId"
 
-_NAMELESS = (
-    "query %s writes in foreachBatch without txnAppId and txnVersion: a batch that Spark runs again is written again, and each "
-    "write takes names of its own, which Kafka's coordinators keep for 7 days (transactional.id.expiration.ms)"
-)
-
-_BEGINS_LATE = (
-    "job %s: batch %d is the first one that is recorded here. That is so where a query continues into another topic, table or "
-    "folder, or from a checkpoint of another sink; if it has written here before, its destination was recreated, and what the "
-    "batches before have written is not in it"
-)
-
 _MOST_FENCES = 20
 """How often in a row an owner may be fenced: by its siblings, and by drivers that learn by it that they own the job no more."""
 
@@ -54,10 +43,9 @@ themselves (spark.python.task.killTimeout): until then one may prepare what noth
 
 @dataclass(frozen=True)
 class PreparedMessage(WriterCommitMessage, Generic[HandleT]):
-    """A task's message to the driver: job and epoch, and the handle of what it prepared, if it had any rows.
+    """A task's message to the driver, with the handle of what it prepared, if it had any rows.
 
-    `query`: of a batch write, the streaming query whose `foreachBatch` it is in. `skipped`: the task has written nothing, as it
-    has read that the epoch is recorded.
+    `query`: whose `foreachBatch` a batch write is in. `skipped`: nothing was written, as the epoch was recorded already.
     """
 
     job: str
@@ -162,31 +150,25 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         offsets: OffsetLog | None = None,
         driver_id: str | None = None,
     ) -> None:
-        """`columns` are those of the frame that are written.
+        """`columns`: those of the frame that are written. `driver_id`: of the driver, if it is a supervised one.
 
         `offsets`: of the query's checkpoint, where it is known: with it a batch that an older copy of the checkpoint has
-        planned again is refused, and not taken for a replay. `driver_id`: of the driver, if it is a supervised one.
+        planned again is refused, and not taken for a replay.
         """
-        self._sink = sink
+        self.sink = sink
         self._columns = list(columns)
         self._offsets = offsets
         self._driver_id = driver_id
         self._recorded = _Recorded(sink, driver_id)
 
-    @property
-    def sink(self) -> TwoPhaseSink[HandleT]:
-        return self._sink
-
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PreparedMessage[HandleT]:
-        """In a task. Raises StaleEpochError for a batch below the last one recorded, SupersededError where that is another
-        driver's, and what the sink raises.
-        """
+        """In a task. Raises what `_Recorded.refuse` and the sink raise."""
         context = _context()
         job, epoch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if job is None or epoch is None:
             raise UsageError("Spark does not say which query and batch this task is of: headrace needs PySpark 4.2 or later")
         try:
-            return _prepare(self._sink, self._recorded, _attempt(context, job, int(epoch)), self._rows(iterator))
+            return _prepare(self.sink, self._recorded, _attempt(context, job, int(epoch)), self._rows(iterator))
         finally:
             report(job)
 
@@ -196,8 +178,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. The first of a query recovers: it fences an older driver, and completes what that has left.
 
-        Raises StaleEpochError for a batch of an older copy of the checkpoint, SupersededError where the job is another
-        driver's, and what the sink raises.
+        Raises what `_Recorded.refuse` and the sink raise.
         """
         prepared = _of_tasks(messages)
         if not prepared:
@@ -206,12 +187,16 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         asked = _requested(batchId, prepared, content)
         began_s = time.monotonic()
         self._recorded.refuse(job, batchId, content)
-        capabilities.reached(self._sink)
+        capabilities.reached(self.sink)
         if self._driver_id is None:
             self._commit_unsupervised(job, asked)
         else:
-            _while_owner(lambda: _commit(self._sink, job, asked, self._driver_id))
-        _count_commit(job, len(asked.handles), time.monotonic() - began_s)
+            _while_owner(lambda: _commit(self.sink, job, asked, self._driver_id))
+        # Of commits that have succeeded alone: what has failed is repeated.
+        COUNTERS.add(Counted.COMMITS)
+        COUNTERS.add(Counted.COMMITTED_TRANSACTIONS, len(asked.handles))
+        COUNTERS.add(Counted.COMMIT_SECONDS, time.monotonic() - began_s)
+        report(job)
 
     def _commit_unsupervised(self, job: str, asked: commits.CommitRequested[HandleT]) -> None:
         """Again if this process was fenced by a sibling: Spark has several processes for commits, and changes between them.
@@ -219,18 +204,16 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         By another driver, if the batch is recorded: this one is done for, and must not take back what is no longer its own.
         """
         try:
-            _commit(self._sink, job, asked, None)
+            _commit(self.sink, job, asked, None)
         except commits.SupersededError:
             raise
         except FencedError:
-            if _is_recorded(self._sink, job, asked.epoch):
+            if _is_recorded(self.sink, job, asked.epoch):
                 raise
-            _commit(self._sink, job, asked, None)
+            _commit(self.sink, job, asked, None)
 
     def claim(self, job: str, last_batch: Callable[[], int | None]) -> int | None:
-        """Before a driver with a driver id starts the query for the first time, in its own process: make the job its
-        own, and recover as the first `commit` does. Raises and returns what `recover` does.
-        """
+        """As `recover`, before a driver with a driver id starts the query for the first time: it makes the job its own."""
         return self._started(job, last_batch, commits.JobCommitter.claim)
 
     def recover(self, job: str, last_batch: Callable[[], int | None]) -> int | None:
@@ -242,28 +225,25 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         `last_batch` gives the last one of the checkpoint's offset log; None for none. It is asked after the sink: a driver
         that is to be superseded may still be running, and plan and record one more. Where the sink has a later one, or this
         one from another plan and it is to be run again, the checkpoint is an older copy, whose query may be running:
-        StaleEpochError then, before anything of that one is fenced or aborted. Of a batch that is committed there may be
-        other offsets by now (`headrace checkpoint set-offsets`). SupersededError where another driver has claimed the job
-        since this one has.
+        StaleEpochError then, before anything of that one is fenced or aborted. SupersededError where another driver has
+        claimed the job since this one has.
         """
         return self._started(job, last_batch, commits.JobCommitter.recover)
 
     def release(self, job: str) -> None:
-        """After the query has ended in good order, in a process of its driver: release the job. Raises as
-        `recover`, and soon if the sink is away.
-        """
-        self._in_driver(capabilities.bounded(self._sink), job, commits.JobCommitter.release)
+        """After the query has ended in good order: release the job. Raises as `recover`, and soon if the sink is away."""
+        self._in_driver(capabilities.bounded(self.sink), job, commits.JobCommitter.release)
 
     def _started(
         self, job: str, last_batch: Callable[[], int | None], begin: Callable[[commits.JobCommitter[HandleT]], None]
     ) -> int | None:
         recorded = self._refuse_copy(job, last_batch)
-        self._in_driver(self._sink, job, begin)
-        return None if capabilities.rows_name_targets(self._sink) else recorded
+        self._in_driver(self.sink, job, begin)
+        return None if capabilities.rows_name_targets(self.sink) else recorded
 
     def _refuse_copy(self, job: str, last_batch: Callable[[], int | None]) -> int | None:
         """The last batch, if the sink has it, of the same plan, and the commit log has not."""
-        recorded = capabilities.recorded_now(self._sink).get(job)
+        recorded = capabilities.recorded_now(self.sink).get(job)
         if recorded is None:
             return None
         planned = last_batch()
@@ -272,7 +252,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
             return None
         content = _content(self._offsets, planned)
         if self._offsets is None or content is None or self._offsets.is_committed(planned):
-            return None  # it cannot be read here, or is not run again
+            return None  # it cannot be read here; or it is not run again, and may have other offsets by now (set-offsets)
         commits.refuse_other_content(job, planned, content, recorded.content)
         return None if recorded.content is None else planned
 
@@ -289,7 +269,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         """On the driver. What the query has prepared is aborted, unless this batch is recorded: the next start completes it."""
         prepared = _of_tasks(messages)
         if prepared:
-            _abort(capabilities.bounded(self._sink), prepared[0].job, batchId, self._driver_id)
+            _abort(capabilities.bounded(self.sink), prepared[0].job, batchId, self._driver_id)
 
 
 class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
@@ -303,16 +283,11 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         epoch: int | None,
         offsets: OffsetLog | None = None,
     ) -> None:
-        """`job` and `epoch` name a write that is repeated until it succeeds (default: this one alone).
-
-        `offsets`: as a stream's, in `foreachBatch`, where `epoch` is the batch.
-        """
-        self._offsets = offsets
-        self._sink = sink
-        self._columns = list(columns)
+        """`job` and `epoch` name a write that is repeated until it succeeds (default: this one alone), which may be the batch
+        of a `foreachBatch`: then `offsets` as a stream's."""
+        self._offsets, self._sink, self._columns = offsets, sink, list(columns)
         self._is_repeatable = job is not None
-        self._job = job if job is not None else one_off_job()
-        self._epoch = epoch if epoch is not None else 0
+        self._job, self._epoch = one_off_job() if job is None else job, epoch or 0
         self._recorded = _Recorded(sink)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PreparedMessage[HandleT]:
@@ -326,7 +301,12 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         prepared = _of_tasks(messages)
         queries = {message.query for message in prepared} - {None}
         if queries:
-            log.warning(_NAMELESS, ", ".join(sorted(map(str, queries))))
+            log.warning(
+                "query %s writes in foreachBatch without txnAppId and txnVersion: a batch that Spark runs again is written "
+                "again, and each write takes names of its own, which Kafka's coordinators keep for 7 days "
+                "(transactional.id.expiration.ms)",
+                ", ".join(sorted(map(str, queries))),
+            )
         capabilities.reached(self._sink)
         content = _content(self._offsets, self._epoch) if self._is_repeatable else None
         self._recorded.refuse(self._job, self._epoch, content)
@@ -400,7 +380,13 @@ def _commit(sink: TwoPhaseSink[HandleT], job: str, asked: commits.CommitRequeste
         _committer.cache_clear()  # whatever comes next recovers
         raise
     if is_new and committer.is_first and asked.epoch > 0:
-        log.warning(_BEGINS_LATE, job, asked.epoch)
+        log.warning(
+            "job %s: batch %d is the first one that is recorded here. That is so where a query continues into another topic, "
+            "table or folder, or from a checkpoint of another sink; if it has written here before, its destination was "
+            "recreated, and what the batches before have written is not in it",
+            job,
+            asked.epoch,
+        )
 
 
 def _refuse_older_copy(job: str, last_batch: int | None, recorded: RecordedEpoch) -> None:
@@ -412,14 +398,6 @@ def _refuse_older_copy(job: str, last_batch: int | None, recorded: RecordedEpoch
             "checkpoint is an older copy. Nothing of the job was changed. Continue from the newest checkpoint, or start a new "
             "query with a new checkpoint"
         )
-
-
-def _count_commit(job: str, transactions: int, took_s: float) -> None:
-    """For metrics. Of commits that have succeeded alone: what has failed is repeated."""
-    COUNTERS.add(Counted.COMMITS)
-    COUNTERS.add(Counted.COMMITTED_TRANSACTIONS, transactions)
-    COUNTERS.add(Counted.COMMIT_SECONDS, took_s)
-    report(job)
 
 
 @functools.lru_cache(maxsize=16)
@@ -443,9 +421,8 @@ def _abort(sink: TwoPhaseSink[Any], job: str, epoch: int, driver_id: str | None 
             log.warning("job %s: epoch %d is recorded, nothing is aborted; the next start completes it if need be", job, epoch)
             return
     except HeadraceError as error:
-        log.warning(
-            "job %s: whether epoch %d is recorded cannot be determined now, so nothing is aborted: %s", job, epoch, error
-        )
+        problem = "job %s: whether epoch %d is recorded cannot be determined now, so nothing is aborted: %s"
+        log.warning(problem, job, epoch, error)
         return
     _recover(sink, job, driver_id)
 

@@ -17,8 +17,6 @@ from headrace.enumerator.errors import PeerError
 from headrace.runners.user_cache import beside, cache_directory, find_java, locked
 
 QUIET = "-Xlog:cds=off,cds+dynamic=off"
-SAMPLE_S = 300.0
-TAIL_CHARACTERS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +63,12 @@ class ClassArchive:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=SAMPLE_S,
+                timeout=300.0,
                 check=False,
             )
             if done.returncode or not made.is_file():
                 raise PeerError(
-                    f"the classes of {self.name} could not be kept; the end of what was printed:\n"
-                    f"{done.stdout[-TAIL_CHARACTERS:]}"
+                    f"the classes of {self.name} could not be kept; the end of what was printed:\n{done.stdout[-2000:]}"
                 )
             made.rename(file)
         for outdated in file.parent.glob(f"{self._place()}-*.jsa"):

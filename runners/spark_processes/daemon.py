@@ -80,18 +80,14 @@ def _run_by_fork(address: Path, module: str) -> int | None:
                 return None
         except OSError:
             return None
-        _let_go_of_streams()  # Spark shows a daemon to end by closing its standard input
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1):  # Spark shows a daemon to end by closing its standard input
+            os.dup2(nothing, stream)
         with connection.makefile("rb") as told_back:
             ended = told_back.read(1 + STATUS_BYTES)
     if not ended.startswith(ENDED):
         raise SystemExit("the process that this one was forked from is gone")
     return int.from_bytes(ended[1:])
-
-
-def _let_go_of_streams() -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1):
-        os.dup2(nothing, stream)
 
 
 def _end_as(status: int) -> None:

@@ -20,31 +20,17 @@ SUBMIT_OPTIONS = "SPARK_SUBMIT_OPTS"
 SAMPLE = "headrace.spark.archive_sample"
 
 
-def archive_file() -> Path:
-    """Where this machine's is, or would be. Raises UsageError without Java."""
-    return _archive().file
-
-
-def make_archive() -> Path:
-    """Run the job and keep what its JVM has loaded: half a minute, 160 MB. Raises as `ClassArchive.make`."""
-    return _archive().make()
-
-
-def archive_at_hand() -> Path:
-    """The file, made if there is none: by one process, while others wait for it. Raises as `make_archive`."""
-    return _archive().at_hand()
+def archive_of_spark() -> ClassArchive:
+    """That of this machine's PySpark. To make it takes half a minute, and 160 MB."""
+    return ClassArchive(f"spark-{pyspark.__version__}", Path(pyspark.__file__).parent / "jars", _sample)
 
 
 def use_archive() -> None:
     """Have the JVM that this process starts use the file, if there is one."""
-    file = archive_file()
+    file = archive_of_spark().file
     given = os.environ.get(SUBMIT_OPTIONS, "")
     if file.is_file() and str(file) not in given:
         os.environ[SUBMIT_OPTIONS] = f"{given} -XX:SharedArchiveFile={file} {QUIET}".strip()
-
-
-def _archive() -> ClassArchive:
-    return ClassArchive(f"spark-{pyspark.__version__}", Path(pyspark.__file__).parent / "jars", _sample)
 
 
 def _sample(made: Path) -> Sample:

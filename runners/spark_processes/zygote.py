@@ -50,7 +50,10 @@ def main(address: Path, names: list[str]) -> None:
                 listener.bind(name)
             listener.listen()
             for name in names:
-                _load(name)
+                module, _, function = name.partition(":")
+                loaded = importlib.import_module(module)
+                if function:
+                    getattr(loaded, function)()
             if others := _other_threads() - FORKABLE_THREADS:
                 raise SystemExit(f"not forking, since loading {', '.join(names)} has started threads: {', '.join(others)}")
             gc.freeze()  # what is loaded is shared by all that are forked, as long as no collection writes to it
@@ -66,13 +69,6 @@ def main(address: Path, names: list[str]) -> None:
 
 
 _STARTED = os.getpid()
-
-
-def _load(name: str) -> None:
-    module, _, function = name.partition(":")
-    loaded = importlib.import_module(module)
-    if function:
-        getattr(loaded, function)()
 
 
 def _other_threads() -> set[str]:
@@ -93,7 +89,10 @@ def _serve(listener: socket.socket) -> socket.socket | None:
                     ready.unregister(key.fileobj)
                     _report_end(key.fd, key.data)
                 elif (asking := _fork(listener, ready)) is not None:
-                    _let_go_of_others(ready)
+                    for other in ready.get_map().values():
+                        if isinstance(other.data, Fork):
+                            os.close(other.fd)
+                            other.data.connection.close()
                     return asking
 
 
@@ -108,13 +107,6 @@ def _fork(listener: socket.socket, ready: selectors.BaseSelector) -> socket.sock
         return connection
     ready.register(os.pidfd_open(pid), selectors.EVENT_READ, Fork(pid, connection))
     return None
-
-
-def _let_go_of_others(ready: selectors.BaseSelector) -> None:
-    for key in ready.get_map().values():
-        if isinstance(key.data, Fork):
-            os.close(key.fd)
-            key.data.connection.close()
 
 
 def _report_end(descriptor: int, fork: Fork) -> None:

@@ -1,8 +1,4 @@
-"""The kit on KafkaSource and a real broker: a partition per split, a topic per split; and injected bugs, which it must
-catch.
-"""
-
-from __future__ import annotations
+"""The kit on KafkaSource and a broker: a partition per split, a topic per split; and injected bugs, which it must catch."""
 
 import re
 import uuid
@@ -77,8 +73,6 @@ class KafkaContext(ExternalContext):
 
 
 class PartitionPerSplit(KafkaContext):
-    """One topic that grows."""
-
     def create_source(self, boundedness: Boundedness) -> KafkaSource:
         return self.source(boundedness, topics=[self.stem])
 
@@ -92,8 +86,6 @@ class PartitionPerSplit(KafkaContext):
 
 
 class TopicPerSplit(KafkaContext):
-    """Topics that match a pattern, and can go."""
-
     def create_source(self, boundedness: Boundedness) -> KafkaSource:
         return self.source(boundedness, pattern=rf"{re.escape(self.stem)}\..*")
 
@@ -134,11 +126,9 @@ class TestTopicPerSplit(OnKafka):
 
 
 CAUGHT_BY = {
-    core.reinitialise_on_restore: "test_savepoint",
-    core.initial_discovery_on_restore: "test_restored_never_initialises",
-    core.checkpoint_without_positions: "test_crash_goes_back_to_the_checkpoint",
-    core.last_read_offset_stored: "test_savepoint",
-}
+    core.reinitialise_on_restore: "test_savepoint", core.initial_discovery_on_restore: "test_restored_never_initialises",
+    core.checkpoint_without_positions: "test_crash_goes_back_to_the_checkpoint", core.last_read_offset_stored: "test_savepoint",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -158,7 +148,7 @@ def on_fake(fake_kafka):
 
 
 @pytest.mark.parametrize("bug", CAUGHT_BY, ids=lambda bug: bug.__name__)
-def test_the_kit_catches(bug: core.Injected, on_fake):
+def test_the_kit_catches(bug, on_fake):
     with bug(), pytest.raises(AssertionError):
         on_fake(CAUGHT_BY[bug])
 

@@ -6,8 +6,6 @@ and returns its split id), `poll_timeout_s` above 0, and mark the class with `py
 `create_run`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -75,23 +73,20 @@ def test_nothing_fails_without_a_bug():
 
 
 CAUGHT_BY = {
-    core.reinitialise_on_restore: "test_savepoint",
-    core.initial_discovery_on_restore: "test_restored_never_initialises",
+    core.reinitialise_on_restore: "test_savepoint", core.initial_discovery_on_restore: "test_restored_never_initialises",
     core.splits_of_lost_reader_dropped: "test_reader_failure_before_any_checkpoint",
     core.checkpoint_without_positions: "test_restart_after_every_batch",
     core.end_of_input_sent_once: "test_finished_source_restored",
     core.exhaustion_not_stored: "test_bounded_source_restored_midway",
-    core.last_read_offset_stored: "test_restart_after_every_batch",
-    core.extra_slots_planned: "test_multiple_splits",
+    core.last_read_offset_stored: "test_restart_after_every_batch", core.extra_slots_planned: "test_multiple_splits",
     core.later_splits_at_latest: "test_split_added_while_running",
-    core.removed_splits_not_reported: "test_removed_split_is_reported",
-    core.stop_offset_ignored: "test_bounded_ends_by_itself",
+    core.removed_splits_not_reported: "test_removed_split_is_reported", core.stop_offset_ignored: "test_bounded_ends_by_itself",
     core.split_version_ignored: "test_damaged_splits_are_refused",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("bug", CAUGHT_BY, ids=lambda bug: bug.__name__)
-def test_the_kit_catches(bug: core.Injected):
+def test_the_kit_catches(bug):
     with bug():
         failed = list(failing_cases(TestEager()))
     assert CAUGHT_BY[bug] in failed

@@ -4,8 +4,6 @@ The output is a topic with the batches as they were delivered. A checkpoint is a
 with it, so it may be restored more than once, as no checkpoint of a run can. Of a bounded source it is a copy of the folder.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil
@@ -51,7 +49,6 @@ pipeline = Pipeline(source, KafkaSink(bootstrap, topic=topic), whole)
 
 
 def whole(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch as the value of one record."""
     stream = pa.BufferOutputStream()
     with pa.ipc.new_stream(stream, batch.schema) as writer:
         writer.write_batch(batch)
@@ -77,11 +74,9 @@ class ProcessRun(Run):
         self._log = self._folder / "log"
         with self._log.open("wb") as log:
             self._process = psutil.Popen(
-                [*command, *options, "--config", "restart-strategy.type=fixed-delay"],
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                [*command, *options, "--config", "restart-strategy.type=fixed-delay"], stdout=log, stderr=subprocess.STDOUT,
                 env=os.environ | {"PYTHONPATH": python_path()},
-            )
+            )  # fmt: skip
         self._until(self._is_settled)
 
     def _restored(self, savepoint: bytes, files: dict[str, bytes], source: KafkaSource) -> list[str]:

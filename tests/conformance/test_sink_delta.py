@@ -1,7 +1,5 @@
 """The kit of sinks on Delta tables; and injected bugs, which it must catch."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Sequence
@@ -21,25 +19,17 @@ from tests.helpers.table_rig import VALUES, batch_of, delta_paths, delta_values,
 from tests.simulation.bugs.in_sinks import CAUGHT_BY, PassingSink, assert_caught
 
 GOLDEN = {
-    "job": "query-1",
-    "epoch": 7,
-    "task": 3,
-    "number": 1,
-    "token": "0123456789abcdef",
-    "table": "f3009e8c-fd18-4ecf-94d0-d8591a2f697a",
-    "columns": [["value", "string"], ["day", "date32[day]"]],
+    "job": "query-1", "epoch": 7, "task": 3, "number": 1, "token": "0123456789abcdef",
+    "table": "f3009e8c-fd18-4ecf-94d0-d8591a2f697a", "columns": [["value", "string"], ["day", "date32[day]"]],
     "partitioning": ["day"],
     "files": [["part-query-1/7-3-1-0123456789abcdef/00000.parquet", 1 << 40, 1000, [["day", None]], '{"numRecords":1000}']],
     "changes": None,
-}
+}  # fmt: skip
 HANDLE = TableHandle(
-    Attempt("query-1", 7, 3, 1),
-    "0123456789abcdef",
-    "f3009e8c-fd18-4ecf-94d0-d8591a2f697a",
-    (("value", "string"), ("day", "date32[day]")),
-    ("day",),
+    Attempt("query-1", 7, 3, 1), "0123456789abcdef", "f3009e8c-fd18-4ecf-94d0-d8591a2f697a",
+    (("value", "string"), ("day", "date32[day]")), ("day",),
     (DataFile("part-query-1/7-3-1-0123456789abcdef/00000.parquet", 1 << 40, 1000, (("day", None),), '{"numRecords":1000}'),),
-)
+)  # fmt: skip
 
 
 def golden_handles() -> Sequence[tuple[int, str, Any]]:

@@ -1,7 +1,5 @@
 """The kit of sinks on folders: local ones of both formats, and fsspec's; and injected bugs, which it must catch."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 import uuid
@@ -20,15 +18,9 @@ from tests.helpers.file_rig import WORK, batch_of, visible
 from tests.simulation.bugs.in_sinks import CAUGHT_BY, PassingSink, assert_caught
 
 GOLDEN = {
-    "job": "query-1",
-    "epoch": 7,
-    "task": 3,
-    "number": 1,
-    "token": "0123456789abcdef",
-    "format": "parquet",
-    "rows": 1000,
+    "job": "query-1", "epoch": 7, "task": 3, "number": 1, "token": "0123456789abcdef", "format": "parquet", "rows": 1000,
     "size": 1 << 40,
-}
+}  # fmt: skip
 
 
 class FileContext(SinkContext):

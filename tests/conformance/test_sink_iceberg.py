@@ -1,7 +1,5 @@
 """The kit of sinks on Iceberg tables in a SQL catalog."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path

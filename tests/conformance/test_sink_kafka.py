@@ -1,7 +1,5 @@
 """The kit of sinks on KafkaSink and a real broker; and injected bugs, which it must catch."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -24,12 +22,9 @@ GOLDEN = (
     '"topics":[["out","00112233-4455-6677-8899-aabbccddeeff",[[0,10,19,10]]],["old",null,[[2,0,0,1]]]]}'
 )
 HANDLE = KafkaHandle(
-    Producer("headrace.query.1.3.0", 4000, 7),
-    TransactionProtocol.V2,
-    1_700_000_000_000,
-    900_000,
+    Producer("headrace.query.1.3.0", 4000, 7), TransactionProtocol.V2, 1_700_000_000_000, 900_000,
     (WrittenRange("out", TOPIC_ID, 0, 10, 19, 10), WrittenRange("old", None, 2, 0, 0, 1)),
-)
+)  # fmt: skip
 PARTITIONS = 2
 ENDING = ("PrepareCommit", "PrepareAbort")
 

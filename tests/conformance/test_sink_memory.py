@@ -1,7 +1,5 @@
 """The kit of sinks on the sink in memory; and the kit itself on injected bugs, which it must catch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,11 +1,7 @@
 """The kit of sinks on databases, where there are any; and injected bugs, which it must catch."""
 
-from __future__ import annotations
-
-import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +11,7 @@ from headrace.connectors.sql.handles import SqlHandle
 from headrace.sql import SqlSink
 from headrace.testing import SinkConformance, SinkContext
 from headrace.testing.servers.databases import Database
-from tests.helpers.databases import mariadb, postgresql
+from tests.helpers.databases import servers
 from tests.helpers.sql_rig import SqlRig
 from tests.simulation.bugs.in_sinks import CAUGHT_BY, PassingSink, assert_caught
 
@@ -48,17 +44,13 @@ class SqlContext(SinkContext):
         self.rig.roll_back(handle.gid)
 
     def close(self) -> None:
-        for gid in self.rig.prepared():
-            self.rig.roll_back(gid)
-        self.rig.execute(f"DROP TABLE IF EXISTS {self.rig.table}")
+        self.rig.drop()
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Callable[[str], Database]]:
-    """Gives servers by name, each started when it is first asked for."""
-    servers = {"postgresql": postgresql, "mariadb": mariadb}
-    with ExitStack() as stack:
-        yield functools.cache(lambda name: stack.enter_context(servers[name]()))
+    with servers() as by_name:
+        yield by_name
 
 
 class OnSql(SinkConformance):

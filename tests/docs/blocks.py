@@ -10,8 +10,6 @@
 represents anything, and blanks are equal to tabs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import io

@@ -1,7 +1,5 @@
 """The documents of this checkout that people read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from markdown_it import MarkdownIt

@@ -53,10 +53,7 @@ def spark(folder: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def page(broker: BrokerCluster, spark: Any, folder: Path) -> Iterator[Page]:
-    """A page with a session, as in PySpark's shell.
-
-    Hidden blocks make what a page presumes with `topic`, `closing`, and `register`, for a schema in the registry.
-    """
+    """A page with a session, as in PySpark's shell. Hidden blocks use `topic`, `closing`, and `register` for schemas."""
 
     def topic(name: str, *values: str, partitions: int = 1) -> None:
         create_topic(broker.bootstrap, name, partitions)
@@ -88,7 +85,6 @@ def test_the_blocks_of(path, page):
 
 
 def check_what_readme_has_written(page):
-    """The pipeline's copy: each record once."""
     source = KafkaSource(page.bootstrap, topics=["copy"], stop=Latest())
     copied = [value for batch in source.batches() for value in batch.column("value").to_pylist()]
     assert sorted(copied) == [b"one", b"three", b"two"]
@@ -120,24 +116,18 @@ def test_hidden_code_is_run_and_output_compared(tmp_path):
     assert run(tmp_path, text).ran == [1, 4, 7]
 
 
-@pytest.mark.parametrize(
-    ("text", "error", "message"),
-    [
-        ("```python\n1 / 0\n```\n", ZeroDivisionError, "division"),
-        ("```python\nprint(1)\n```\n```text\n2\n```\n", BlockError, "this was printed"),
-        ("```text\n2\n```\n", BlockError, "follows no block"),
-        ("```\nmystery\n```\n", BlockError, "no language"),
-        ("```sql\nDROP\n```\n", BlockError, "'sql' is not run"),
-        ("- a list\n\n    ```sql\n    DROP\n    ```\n", BlockError, "'sql' is not run"),
-        ("<!--- skip: next -->\n```sql\nDROP\n```\n", BlockError, "without a reason"),
-        ("```console\n$ rm -r /\n```\n", BlockError, "is not run"),
-        ("```console\nheadrace lag\n```\n", BlockError, "starts with a command"),
-        ("```console\n$ headrace lag --group g\nall is well\n```\n", BlockError, "no cluster given"),
-        ("```properties\nsasl.mechanim=PLAIN\n```\n", ValueError, "did you mean"),
-        ("```yaml\na: [\n```\n", Exception, "expected"),
-    ],
-    ids=lambda value: value[:24] if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("text", "error", "message"), [
+    ("```python\n1 / 0\n```\n", ZeroDivisionError, "division"),
+    ("```python\nprint(1)\n```\n```text\n2\n```\n", BlockError, "this was printed"),
+    ("```text\n2\n```\n", BlockError, "follows no block"), ("```\nmystery\n```\n", BlockError, "no language"),
+    ("```sql\nDROP\n```\n", BlockError, "'sql' is not run"),
+    ("- a list\n\n    ```sql\n    DROP\n    ```\n", BlockError, "'sql' is not run"),
+    ("<!--- skip: next -->\n```sql\nDROP\n```\n", BlockError, "without a reason"),
+    ("```console\n$ rm -r /\n```\n", BlockError, "is not run"),
+    ("```console\nheadrace lag\n```\n", BlockError, "starts with a command"),
+    ("```console\n$ headrace lag --group g\nall is well\n```\n", BlockError, "no cluster given"),
+    ("```properties\nsasl.mechanim=PLAIN\n```\n", ValueError, "did you mean"), ("```yaml\na: [\n```\n", Exception, "expected"),
+], ids=lambda value: value[:24] if isinstance(value, str) else "")  # fmt: skip
 def test_the_checker_catches(tmp_path, text, error, message, monkeypatch):
     monkeypatch.delenv("HEADRACE_BOOTSTRAP", raising=False)
     with pytest.raises(error, match=message):

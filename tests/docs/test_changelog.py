@@ -1,7 +1,5 @@
 """The changelog is collected from fragments, whose names and settings fit each other."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What docs/design names in backticks exists in the code."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict
@@ -13,7 +11,6 @@ import pytest
 from tests.docs.documents import ROOT, tokens
 from tests.unit.tools.test_tidy import PACKAGE, modules
 
-DESIGN = sorted((ROOT / "docs" / "design").glob("*.md"))
 NAME = re.compile(r"_*[A-Z]\w*[a-z]\w*|_*[a-z]+(?:_\w+|[A-Z]\w*)|_*[A-Za-z]\w*(?:\.\w+)+")
 """CamelCase, camelCase, snake_case, or a dotted name."""
 
@@ -78,7 +75,7 @@ def code() -> Code:
     return Code(modules(*PACKAGE))
 
 
-@pytest.mark.parametrize("page", DESIGN, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "design").glob("*.md")), ids=lambda page: page.name)
 def test_what_a_design_document_names_exists(page, code):
     assert set(unknown(page, code)) - FOREIGN == set()
 

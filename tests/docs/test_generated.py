@@ -1,7 +1,5 @@
 """The reference that is generated from code is what the code says."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Every relative link of the documents leads somewhere."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The site is built, without a warning, and its links lead to pages it has."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Documents stay short enough to be read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

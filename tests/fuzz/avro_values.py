@@ -4,8 +4,6 @@ A chunk draws `CASES` schemas. Of each, `BATCHES` columns are decoded: by the wr
 only some fields. Most of a column's values are mutated, and each `_GOOD_EVERY`th is as fastavro wrote it.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import time
@@ -95,7 +93,6 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def drawn(seed: str) -> list[Case]:
-    """The same for the same seed."""
     found: list[Case] = []
 
     @hypothesis.seed(zlib.crc32(seed.encode()))

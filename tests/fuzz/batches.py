@@ -1,7 +1,5 @@
 """Mutated record batches, made fast: a few microseconds each, the same for the same noise."""
 
-from __future__ import annotations
-
 import random
 import struct
 from collections.abc import Callable, Iterator

@@ -8,8 +8,6 @@ written after each million, and a run that finds one continues from there. A chi
 with each buffer in a file before it is decoded; the last one is the finding, and the run continues behind that chunk.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import json
@@ -51,7 +49,6 @@ ADDRESS_SPACE = 2 << 30
 
 RESIDENT_LIMIT = 512 << 20
 _FULLY_CHECKED = 64  # each such buffer's batches are validated in full
-
 Decode = Callable[..., Iterator[Any]]
 
 
@@ -72,7 +69,6 @@ class Figures:
     findings: list[str] = field(default_factory=list)
 
     def add(self, settings: dict[str, Any]) -> None:
-        """What a child has reported some chunks."""
         self.chunk = settings["chunk"]
         self.outcomes.update(settings["outcomes"])
         for name in ("buffers", "rows", "cpu_s"):
@@ -203,7 +199,6 @@ def find(figures: Figures, last: int, folder: Path) -> int:
 
 
 def save(figures: Figures, state: Path) -> None:
-    """Whole or not at all."""
     part = state.with_suffix(".part")
     part.write_text(json.dumps(vars(figures), indent=1) + "\n")
     part.replace(state)

@@ -7,8 +7,6 @@ target; figures go into `tests/fuzz/results`. A finding's input is kept in the c
 is fixed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
@@ -32,7 +30,6 @@ _FINDING = "finding-"
 
 
 def functions(module: ModuleType) -> Iterator[FunctionType]:
-    """All that a module defines, methods too."""
     for value in vars(module).values():
         inner = list(vars(value).values()) if isinstance(value, type) else [value]
         for each in inner:
@@ -79,7 +76,6 @@ def search(target: Target, folder: Path, libfuzzer: list[str]) -> None:
 
 
 def quoted(word: bytes) -> str:
-    """As a line of libFuzzer's dictionary."""
     return '"' + "".join(f"\\x{byte:02x}" for byte in word) + '"'
 
 

@@ -6,8 +6,6 @@ Both modules are compiled again, with `-fsanitize=address`, in a copy of the che
 malloc, so that each buffer is one for the sanitizer; what is decoded lies in memory of exactly its size. Needs gcc and libasan.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import json
@@ -86,7 +84,6 @@ def sanitized(checkout: Path, *command: str) -> subprocess.CompletedProcess[str]
 
 
 def run(buffers: int) -> dict[str, Any]:
-    """Build and run it all; the figures."""
     started_at = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder, "checkout")

@@ -1,7 +1,5 @@
 """Draws the table of figures in README.md from `results`: `python -m tests.fuzz.table`."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

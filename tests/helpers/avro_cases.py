@@ -1,7 +1,5 @@
 """Avro schemas and values from Hypothesis, and readers to hold ours against: a strict one here, and fastavro's."""
 
-from __future__ import annotations
-
 import copy
 import io
 import struct
@@ -93,9 +91,6 @@ def raw(schema: Any) -> Any:
     return kept
 
 
-PROMOTED = {"int": "long", "long": "double", "float": "double", "string": "bytes"}
-
-
 @st.composite
 def evolved(draw: st.DrawFn, writer: Any) -> Any:
     """A reader's schema: fields removed, added with a default, renamed with an alias, moved, promoted, made nullable."""
@@ -108,7 +103,7 @@ def evolved(draw: st.DrawFn, writer: Any) -> Any:
             case "rename":
                 field |= {"name": f"new_{field['name']}", "aliases": [field["name"]]}
             case "promote" if isinstance(kind, str):
-                field["type"] = PROMOTED.get(kind, kind)
+                field["type"] = {"int": "long", "long": "double", "float": "double", "string": "bytes"}.get(kind, kind)
             case "wrap" if isinstance(kind, str) and kind != "null":
                 field["type"] = ["null", kind]
             case "inside" if isinstance(kind, dict) and kind["type"] == "record":

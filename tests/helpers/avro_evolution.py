@@ -1,9 +1,4 @@
-"""How Avro schemas may change: whether a new version reads the values of the previous one, and that one the new one's.
-
-Judges besides ours are fastavro, of each value, and Java's `SchemaCompatibility`, which is what a schema registry asks.
-"""
-
-from __future__ import annotations
+"""How Avro schemas may change, judged by fastavro, value by value, and by Java's `SchemaCompatibility`, as registries do."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +12,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Lost:
-    """Of the sample values those at `rows` are bad, and `why` is in the reason; the others are read.
-
-    `by_java`: whether Java's judge, who sees no values, finds the schemas incompatible.
-    """
+    """Values at `rows` are bad, and `why` is in the reason. `by_java`: whether Java finds the schemas incompatible."""
 
     rows: tuple[int, ...]
     why: str
@@ -115,7 +107,6 @@ NO_SYMBOL = "the reader's enum has neither this symbol nor a default"
 Y = [{"id": 1, "y": 5}]
 LACKS_Y = Refused("has a field 'y' that the writer's has not")
 WITH_X, WITH_Y, NAMED_A = record(ID, ("x", "int")), record(ID, ("y", "int")), record(ID, name="A")
-X_ONCE_Y = renamed(ID, ("x", "int"), aliases=["y"])
 
 CHANGES: dict[str, Change] = {
     # fields
@@ -126,7 +117,7 @@ CHANGES: dict[str, Change] = {
     "fields change places": Change(record(ID, ("x", "int")), record(("x", "int"), ID), BOTH, BOTH),
     "a field gets a default": Change(record(ID, ("x", "int")), record(ID, ("x", "int", 7)), BOTH, BOTH),
     "a field is renamed": Change(WITH_Y, WITH_X, Y, BOTH, backward=LACKS_X, forward=LACKS_Y),
-    "a field is renamed, with an alias": Change(WITH_Y, X_ONCE_Y, Y, BOTH, forward=LACKS_Y),
+    "a field is renamed, with an alias": Change(WITH_Y, renamed(ID, ("x", "int"), aliases=["y"]), Y, BOTH, forward=LACKS_Y),
     "a field with a default is renamed, with an alias": Change(
         record(ID, ("y", "int", 7)), renamed(ID, ("x", "int", 7), aliases=["y"]), Y, BOTH
     ),
@@ -238,35 +229,29 @@ def told_apart(schedules: Collection[History]) -> bool:
 SCHEDULES: dict[str, History] = {
     "fields come with defaults, and go": History(
         (record(ID), record(ID, ("x", "int", 7)), record(ID, ("y", "string", "?"))),
-        ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "y": "a"}),
-        transitive(FULL),
+        ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "y": "a"}), transitive(FULL),
     ),
     "a default is taken away again": History(
-        (record(ID), record(ID, ("x", "int", 7)), record(ID, ("x", "int"))),
-        ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "x": 6}),
+        (record(ID), record(ID, ("x", "int", 7)), record(ID, ("x", "int"))), ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "x": 6}),
         FULL | {"FORWARD_TRANSITIVE"},
     ),
     "a field gets a default, and goes": History(
-        (record(ID, ("x", "int")), record(ID, ("x", "int", 7)), record(ID)),
-        ({"id": 1, "x": 4}, {"id": 2, "x": 5}, {"id": 3}),
+        (record(ID, ("x", "int")), record(ID, ("x", "int", 7)), record(ID)), ({"id": 1, "x": 4}, {"id": 2, "x": 5}, {"id": 3}),
         FULL | {"BACKWARD_TRANSITIVE"},
     ),
     "a name comes back with another type": History(
         (record(ID, ("x", "string", "?")), record(ID), record(ID, ("x", "int", 7))),
-        ({"id": 1, "x": "a"}, {"id": 2}, {"id": 3, "x": 5}),
-        FULL,
+        ({"id": 1, "x": "a"}, {"id": 2}, {"id": 3, "x": 5}), FULL,
     ),
     "numbers become wider": of_types({"int": 1, "long": 2**40, "double": 1.5}, transitive(BACKWARD)),
     "numbers become narrower": of_types({"double": 1.5, "long": 2**40, "int": 1}, transitive(FORWARD)),
     "an alias for one version only": History(
         (record(("a", "int")), renamed(("b", "int"), aliases=["a"]), renamed(("c", "int"), aliases=["b"])),
-        ({"a": 1}, {"b": 2}, {"c": 3}),
-        BACKWARD,
+        ({"a": 1}, {"b": 2}, {"c": 3}), BACKWARD,
     ),
     "symbols go one by one": History(
         (record(("a", enum("A", "B", "C"))), record(("a", enum("A", "B"))), record(("a", enum("A")))),
-        ({"a": "C"}, {"a": "B"}, {"a": "A"}),
-        transitive(FORWARD),
+        ({"a": "C"}, {"a": "B"}, {"a": "A"}), transitive(FORWARD),
     ),
     "another type": of_types({"int": 1, "string": "a", "boolean": True}, frozenset()),
-}
+}  # fmt: skip

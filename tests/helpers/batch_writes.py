@@ -1,7 +1,5 @@
 """Batch writes as Spark does them, without Spark: the writer is pickled, its tasks write, its driver commits."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from collections.abc import Callable
@@ -41,12 +39,9 @@ _one_executor = threading.Lock()
 
 
 def written(
-    sink: TwoPhaseSink[Any],
-    job: str,
-    epoch: int,
-    *tasks: pa.RecordBatch,
+    sink: TwoPhaseSink[Any], job: str, epoch: int, *tasks: pa.RecordBatch,
     committer: Callable[[Committer[Any]], Committer[Any]] = lambda made: made,
-) -> None:
+) -> None:  # fmt: skip
     """One write of this name and number (`txnAppId`, `txnVersion`); each of its tasks has one batch of rows."""
     writer: BatchWriter[Any] = BatchWriter(sink, tasks[0].schema.names, job, epoch)
     pickled = pickle.dumps(writer)

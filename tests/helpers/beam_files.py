@@ -13,9 +13,7 @@ from fastavro import parse_schema, writer
 ROWS: list[dict[str, Any]] = [{"id": number, "name": None if number % 7 == 0 else f"é{number}"} for number in range(300)]
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 LINES = [f"line {number} é" for number in range(300)]
-
 _FIELDS = [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}]
-_AVRO = parse_schema({"type": "record", "name": "row", "fields": _FIELDS})
 
 
 def text(folder: Path) -> beam.PTransform:
@@ -37,5 +35,5 @@ def avro(folder: Path) -> beam.PTransform:
     """A file of many blocks."""
     folder.mkdir()
     with (folder / "rows.avro").open("wb") as file:
-        writer(file, _AVRO, ROWS, sync_interval=200)
+        writer(file, parse_schema({"type": "record", "name": "row", "fields": _FIELDS}), ROWS, sync_interval=200)
     return beam.io.ReadFromAvro(f"{folder}/*.avro", as_rows=False)

@@ -1,7 +1,4 @@
-"""What the tests of Beam's pipelines on Flink put behind the source: witnesses that write down what they saw.
-
-Workers import this module. A line is JSON. Lines are appended at once and survive whatever is killed afterwards.
-"""
+"""Witnesses behind a source on Flink: workers import this; each line is JSON, appended at once, and survives kills."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 
 def note(path: str, line: Mapping[str, Any]) -> None:
-    """Append a line in one write."""
     with Path(path).open("a") as file:
         file.write(json.dumps({"at_s": time.time(), "worker": os.getpid(), **line}) + "\n")
 
@@ -125,12 +121,10 @@ class Flow:
 
     def __init__(self, bootstrap: str, pause_s: float = 0.02) -> None:
         self.written: dict[tuple[str, int], int] = defaultdict(int)
-        self._producer = Producer(
-            {
-                "bootstrap.servers": bootstrap, "enable.idempotence": True, "topic.metadata.refresh.interval.ms": 200,
-                "log_level": 0,
-            }
-        )  # fmt: skip
+        self._producer = Producer({
+            "bootstrap.servers": bootstrap, "enable.idempotence": True, "topic.metadata.refresh.interval.ms": 200,
+            "log_level": 0,
+        })  # fmt: skip
         self.partitions: list[tuple[str, int]] = []
         self._pause_s = pause_s
         self._stopped = threading.Event()

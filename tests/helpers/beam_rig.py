@@ -39,8 +39,6 @@ class Work:
 
 @dataclass
 class Bundle:
-    """What came of one call."""
-
     outputs: list[TimestampedValue]
     residuals: list[Work]
     watermark: Timestamp | None
@@ -76,7 +74,6 @@ class Stage:
         self.on_output: Callable[[Any], None] = lambda _: None
 
     def begin(self, element: Element, timestamp: Timestamp = MIN_TIMESTAMP) -> Work:
-        """An element that has just come."""
         restriction = self.fn.initial_restriction(element)
         state = self.fn.initial_estimator_state(element, restriction)
         return Work(element, self._coder.encode(restriction), self._state_coder.encode(state), timestamp)
@@ -163,7 +160,6 @@ class BeamRun(Run):
             self._step_read()
 
     def _step_enumerate(self) -> None:
-        """The enumerating stage's turn."""
         self._look = False
         for work in self.job.enumerating:
             bundle = self.enumerate.process(work)

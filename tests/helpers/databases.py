@@ -1,9 +1,8 @@
 """The harness's databases, for tests: without one on the machine the test is skipped, or fails where they are required."""
 
-from __future__ import annotations
-
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NoReturn
 
@@ -21,10 +20,7 @@ def postgresql(*settings: str) -> AbstractContextManager[databases.Database]:
 
 @contextmanager
 def mariadb(*settings: str) -> Iterator[databases.Database]:
-    """While it is there, this process has one TLS context for all connections to it.
-
-    PyMySQL makes one for each, and loads the machine's authorities for it, which takes 30 ms, though it verifies no process.
-    """
+    """With one TLS context for all connections of this process: PyMySQL makes one for each, which takes 30 ms."""
     from pymysql.connections import Connection
 
     made, contexts = Connection._create_ssl_ctx, {}
@@ -55,3 +51,13 @@ def unavailable(reason: str) -> NoReturn:
     if os.environ.get(REQUIRED):
         pytest.fail(f"{reason} ({REQUIRED} is set)")
     pytest.skip(reason)
+
+
+SERVERS = {"postgresql": postgresql, "mariadb": mariadb}
+
+
+@contextmanager
+def servers() -> Iterator[Callable[[str], databases.Database]]:
+    """Gives servers by name, each started when it is first asked for."""
+    with ExitStack() as stack:
+        yield functools.cache(lambda name: stack.enter_context(SERVERS[name]()))

@@ -1,7 +1,5 @@
 """What a decoder makes of bytes, as a value that can be compared."""
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Draws the transition tables into docs/design/state-machines.md: `python -m tests.helpers.draw_tables`, in the checkout."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from enum import Enum
@@ -17,7 +15,6 @@ from headrace.runners.spark.supervision.lease.core import LEASE_TRANSITIONS
 from headrace.runners.spark.supervision.standby import DRIVER_TRANSITIONS
 
 STATE_MACHINES = Path(__file__).parents[2] / "docs" / "design" / "state-machines.md"
-
 Table = Mapping[tuple[Enum, Enum | type], Enum | tuple[Enum, ...]]
 
 TABLES: Mapping[str, Table] = {

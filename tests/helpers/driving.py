@@ -1,7 +1,5 @@
 """Short ways to drive a coordinator by hand, for tests that replay a sequence of events."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -11,7 +9,6 @@ from headrace.enumerator import events as e
 from headrace.testing.memory import MemoryLog, MemorySplit, MemorySplitSerializer
 
 SERIALIZER = CheckpointSerializer("memory", MemorySplitSerializer())
-
 CommandT = TypeVar("CommandT")
 
 
@@ -43,13 +40,9 @@ class Driver:
     """A started coordinator, and every command it gave."""
 
     def __init__(
-        self,
-        checkpoint: Checkpoint[MemorySplit] | None = None,
-        *,
-        parallelism: int = 2,
-        assignment: type[SplitEnumerator[Any]] = enumeration.EagerEnumerator,
-        discovery_interval_s: float | None = None,
-    ) -> None:
+        self, checkpoint: Checkpoint[MemorySplit] | None = None, *, parallelism: int = 2,
+        assignment: type[SplitEnumerator[Any]] = enumeration.EagerEnumerator, discovery_interval_s: float | None = None,
+    ) -> None:  # fmt: skip
         options: dict[str, Any] = {"parallelism": parallelism, "discovery_interval_s": discovery_interval_s}
         enumerator: SplitEnumerator[MemorySplit]
         if checkpoint is None:
@@ -66,7 +59,6 @@ class Driver:
         return self.coordinator.enumerator.ledger
 
     def send(self, *events: Any) -> list[Any]:
-        """What the coordinator answers to these."""
         commands = [command for event in events for command in self.coordinator.handle(event)]
         self.commands += commands
         return commands
@@ -95,7 +87,6 @@ def only(commands: list[Any], kind: type[CommandT]) -> list[CommandT]:
 
 
 def assigned(commands: list[Any]) -> dict[int, list[MemorySplit]]:
-    """Reader -> what it was given, in order."""
     given: dict[int, list[MemorySplit]] = {}
     for assign in only(commands, e.Assign):
         given.setdefault(assign.reader, []).extend(assign.splits)
@@ -103,5 +94,4 @@ def assigned(commands: list[Any]) -> dict[int, list[MemorySplit]]:
 
 
 def assigned_splits(commands: list[Any]) -> list[MemorySplit]:
-    """All that was given, by split id."""
     return sorted((s for splits in assigned(commands).values() for s in splits), key=lambda s: s.split_id)

@@ -1,7 +1,5 @@
 """What is stored in an envelope, changed: the body under a checksum that holds, or the envelope around it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the tests of the file sink share: writing an epoch, reading a folder as others do, stores that let something happen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What tests of Beam's pipelines on a real Flink share: the cluster, and a pipeline as a job that is cancelled in any case."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -13,12 +11,13 @@ from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTr
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.utils.timestamp import Duration
-from tenacity import Retrying, retry_if_exception_type, retry_if_not_result, stop_after_delay, wait_fixed
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from headrace.enumerator.errors import StateError
 from headrace.testing.servers.flink import FlinkCluster, start_flink
 from headrace.testing.servers.flink.rest import ENDED
 from tests.helpers.python_path import python_path
+from tests.helpers.waiting import eventually
 
 FOR_EVER = 1 << 40
 
@@ -66,10 +65,7 @@ def job(
     checkpoint_ms: int = 1000,
     parallelism: int | None = None,
 ) -> Iterator[str]:
-    """Build a pipeline, run it, and give its job id once every task of it runs. It is cancelled with the context.
-
-    Functions of the test's own module travel by value; classes of helpers are imported by the workers.
-    """
+    """Run a pipeline until the context ends; its job id, once every task runs. The test's own functions go by value."""
     flags = flink.options(checkpoint_ms=checkpoint_ms, savepoint=savepoint, parallelism=parallelism)
     pipeline = beam.Pipeline(options=PipelineOptions(flags))
     build(pipeline)
@@ -121,8 +117,3 @@ def frozen_workers(flink: FlinkCluster) -> Iterator[set[int]]:
     finally:
         for pid in frozen:
             os.kill(pid, signal.SIGCONT)
-
-
-def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait until it is true. Raises tenacity's RetryError when that takes longer."""
-    Retrying(retry=retry_if_not_result(bool), stop=stop_after_delay(seconds), wait=wait_fixed(0.1))(condition)

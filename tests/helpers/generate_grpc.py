@@ -1,9 +1,4 @@
-"""Generates the code of `run.proto`: `python -m tests.helpers.generate_grpc`, in the checkout.
-
-A test compares what is committed with what this makes, so the version of grpcio-tools is pinned in setup.cfg.
-"""
-
-from __future__ import annotations
+"""Generates the code of `run.proto`: `python -m tests.helpers.generate_grpc`, by the grpcio-tools pinned in setup.cfg."""
 
 from importlib.resources import files
 from pathlib import Path

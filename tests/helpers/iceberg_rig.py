@@ -1,7 +1,5 @@
 """What the tests of Iceberg tables share: a catalog in a folder, and a reader of the table's own metadata files."""
 
-from __future__ import annotations
-
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
@@ -22,5 +20,4 @@ def iceberg_paths(folder: str) -> list[str]:
 
 
 def iceberg_values(folder: str) -> list[str]:
-    """The column `value` of the current snapshot, sorted."""
     return sorted(iceberg_table(folder).scan().to_arrow()["value"].to_pylist())

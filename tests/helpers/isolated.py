@@ -1,7 +1,5 @@
 """A leader that is isolated from the other brokers, which have elected another one, and that all that is heard still names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,9 +1,4 @@
-"""How JSON Schemas may change: what a version makes of another's values, which carry the names of their fields.
-
-The judge of each value is `json`: what is under the reader's names is what is read.
-"""
-
-from __future__ import annotations
+"""How JSON Schemas may change. The judge is `json`: what is under the reader's names is what is read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +32,6 @@ def unfit(*rows: int) -> Lost:
 
 ONE = [{"id": 1}]
 BOTH = [{"id": 1, "x": 5}]
-TWO_KINDS = Refused("may be integer or string")
 
 CHANGES: dict[str, Change] = {
     # properties
@@ -57,7 +51,7 @@ CHANGES: dict[str, Change] = {
     "boolean becomes string": typed("boolean", "string", [True], ["a"], backward=unfit(0), forward=unfit(0)),
     "a type may be null": typed("integer", ["null", "integer"], [1], [1, None]),
     "a type becomes one of several": typed(
-        "integer", ["integer", "string"], [1], [1, "a"], backward=TWO_KINDS, forward=unfit(1)
+        "integer", ["integer", "string"], [1], [1, "a"], backward=Refused("may be integer or string"), forward=unfit(1)
     ),
     "an array's items become wider": typed(array("integer"), array("number"), [[1]], [[1], [1.5]], forward=unfit(1)),
     "an array becomes an object": typed(
@@ -72,15 +66,13 @@ CHANGES: dict[str, Change] = {
 SCHEDULES: dict[str, History] = {
     "properties come and go": History(
         (schema(id="integer"), schema(id="integer", x="integer"), schema(id="integer", y="string")),
-        ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "y": "a"}),
-        transitive(FULL),
+        ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "y": "a"}), transitive(FULL),
     ),
     "a name comes back with another type": History(
         (schema(id="integer", x="string"), schema(id="integer"), schema(id="integer", x="integer")),
-        ({"id": 1, "x": "a"}, {"id": 2}, {"id": 3, "x": 5}),
-        FULL,
+        ({"id": 1, "x": "a"}, {"id": 2}, {"id": 3, "x": 5}), FULL,
     ),
     "numbers become wider": of_types(["integer", "number", ["null", "number"]], [1, 1.5, 2.5], transitive(BACKWARD)),
     "numbers become narrower": of_types([["null", "number"], "number", "integer"], [2.5, 1.5, 1], transitive(FORWARD)),
     "another type": of_types(["integer", "string", "boolean"], [1, "a", True], frozenset()),
-}
+}  # fmt: skip

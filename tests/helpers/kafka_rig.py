@@ -1,7 +1,5 @@
 """What the tests of KafkaSource need: writing by independent clients, faults, and a run whose rows are collected."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,20 +13,18 @@ from headrace.enumerator import EagerEnumerator, EmbeddedRun, SplitBatch, SplitE
 from headrace.kafka import KafkaSource, KafkaSplit
 from headrace.testing.servers.kafka import create_topic, delete_topic
 from tests.helpers.kafka_tools import AT_THE_END, proxy_to
+from tests.helpers.waiting import POLL_S, eventually
 
 DEADLINE_S = 40.0
-POLL_S = 0.01  # what is waited for may need the processor itself
 ONE_BATCH_PER_FETCH = {"max.partition.fetch.bytes": "1"}
 """A broker always gives one whole batch; so every batch written comes out of `poll` by itself."""
 
 TEN = [b"%d" % number for number in range(10)]
-
 Row = tuple[str, int, int, bytes | None]
 """Topic, partition, offset, value."""
 
 
 def flip_a_bit(response: Any) -> None:
-    """One bit of the records in an answer to a fetch."""
     for part in (part for topic in response.responses for part in topic.partitions if part.records):
         data = bytearray(part.records)
         data[100] ^= 1
@@ -40,13 +36,10 @@ def _quiet(**settings: Any) -> dict[str, Any]:
 
 
 def write(bootstrap: str, topic: str, values: Sequence[bytes | None], partition: int = 0, **settings: Any) -> list[int]:
-    """Write the values as one record each; return their offsets once they are acknowledged."""
     return write_records(bootstrap, topic, [{"value": value} for value in values], partition, **settings)
 
 
-def write_records(
-    bootstrap: str, topic: str, records: Sequence[dict[str, Any]], partition: int = 0, **settings: Any
-) -> list[int]:
+def write_records(bootstrap: str, topic: str, records: Sequence[dict], partition: int = 0, **settings: Any) -> list[int]:
     """As `write`, for records with key, value, headers, timestamp."""
     writer = Writer(Producer(_quiet(**{"bootstrap.servers": bootstrap, "linger.ms": 20, **settings})))
     return writer.write(topic, records, partition)
@@ -109,15 +102,6 @@ def wait_for_end(bootstrap: str, topic: str, end: int, partition: int = 0) -> No
     eventually(lambda: end_of(bootstrap, topic, partition) == end, f"the last stable offset never became {end}")
 
 
-def eventually(condition: Callable[[], Any], what: str) -> Any:
-    """Ask until the answer is true; fail after 40 s."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(POLL_S)
-    return answer
-
-
 @contextmanager
 def _consumer(bootstrap: str, group: str, isolation: str = "read_committed") -> Iterator[Consumer]:
     settings = _quiet(**{"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False, **AT_THE_END})
@@ -129,7 +113,6 @@ def _consumer(bootstrap: str, group: str, isolation: str = "read_committed") -> 
 
 
 def commit(bootstrap: str, group: str, offsets: dict[tuple[str, int], int]) -> None:
-    """Commit offsets for a group without members."""
     wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
     with _consumer(bootstrap, group) as consumer:
         consumer.commit(offsets=wanted, asynchronous=False)
@@ -137,7 +120,6 @@ def commit(bootstrap: str, group: str, offsets: dict[tuple[str, int], int]) -> N
 
 
 def committed(bootstrap: str, group: str, *partitions: tuple[str, int]) -> list[int | None]:
-    """What the group has committed, None for nothing."""
     with _consumer(bootstrap, group) as consumer:
         found = consumer.committed([TopicPartition(*partition) for partition in partitions], timeout=DEADLINE_S)
     return [item.offset if item.offset >= 0 else None for item in found]
@@ -158,7 +140,6 @@ def member_of(bootstrap: str, group: str, topic: str) -> Iterator[Consumer]:
 
 
 def recreate(bootstrap: str, topic: str, values: Sequence[bytes | None]) -> None:
-    """Another topic of the same name, with these values."""
     delete_topic(bootstrap, topic)
     create_topic(bootstrap, topic)
     write(bootstrap, topic, values)
@@ -171,9 +152,7 @@ def delete_records(bootstrap: str, topic: str, before: int, partition: int = 0) 
         assert future.result(DEADLINE_S).low_watermark == before
 
 
-def consume(
-    bootstrap: str, topic: str, isolation: str = "read_committed", partition: int = 0
-) -> list[tuple[int, bytes | None]]:
+def consume(bootstrap: str, topic: str, isolation: str = "read_committed", partition: int = 0) -> list[tuple]:
     """(offset, value) of every record up to the end, as librdkafka reads them."""
     rows: list[tuple[int, bytes | None]] = []
     with _consumer(bootstrap, "consume", isolation) as consumer:
@@ -195,13 +174,9 @@ class Reading:
     """A run whose rows are collected, under a clock that is still unless reported."""
 
     def __init__(
-        self,
-        source: KafkaSource,
-        checkpoint: bytes | None = None,
-        *,
-        parallelism: int = 1,
+        self, source: KafkaSource, checkpoint: bytes | None = None, *, parallelism: int = 1,
         assignment: type[SplitEnumerator[KafkaSplit]] = EagerEnumerator,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.source = source
         self.now_s = 0.0
         self.rows: list[Row] = []
@@ -244,19 +219,16 @@ class Reading:
         return self.until(lambda: self.run.finished)
 
     def look(self) -> None:
-        """Let the periodic discovery happen."""
         assert self.source.discovery_interval_s is not None
         self.now_s += self.source.discovery_interval_s
         self.poll(0.0)
 
     def store(self) -> bytes:
-        """A checkpoint, completed."""
         data = self.run.checkpoint()
         self.run.checkpoint_completed()
         return data
 
     def positions(self) -> dict[tuple[str, int], int]:
-        """(topic, partition) -> durable next offset."""
         durable = [entry.durable for entry in self.run.coordinator.enumerator.ledger]
         return {(split.topic, split.partition): split.next_offset for split in durable}
 
@@ -272,7 +244,6 @@ def read_all(source: KafkaSource, checkpoint: bytes | None = None, *, parallelis
 
 
 def by_partition(rows: Sequence[Row]) -> dict[tuple[str, int], list[int]]:
-    """(topic, partition) -> offsets in the order they came."""
     found: dict[tuple[str, int], list[int]] = {}
     for name, partition, offset, _ in rows:
         found.setdefault((name, partition), []).append(offset)
@@ -281,10 +252,7 @@ def by_partition(rows: Sequence[Row]) -> dict[tuple[str, int], list[int]]:
 
 @contextmanager
 def through_proxy(monkeypatch: Any, address: str) -> Iterator[Any]:
-    """Lead every connection that headrace makes to `address` through a proxy, whatever the brokers advertise.
-
-    Errors put into the proxy's `refusals` are raised first, one for each connection that is tried.
-    """
+    """Lead each connection to `address` through a proxy. Errors in its `refusals` are raised first, one each."""
     connect = handshake._open_socket
     with proxy_to(address) as proxy, monkeypatch.context() as patch:
 

@@ -1,9 +1,4 @@
-"""The same requests to any Kafka broker, and its answers without what differs from run to run: names, ids, ports, the time.
-
-Each scenario takes a `Rig` and yields what it was given, as JSON would hold it. Played to a real broker and to the fake one.
-"""
-
-from __future__ import annotations
+"""The same requests to any broker, and its answers without what differs from run to run. A scenario takes a `Rig`."""
 
 import json
 import time
@@ -20,7 +15,6 @@ Facts = list[Any]
 RECORDING = Path(__file__).parents[1] / "unit" / "testing" / "kafka_answers.json"
 Scenario = Callable[["Rig"], Iterable[Any]]
 SCENARIOS: dict[str, Scenario] = {}
-
 CONCURRENT = 51
 NEVER = frozenset({
     "throttle_time_ms", "port", "host", "error_message", "message", "cluster_id", "node_endpoints", "session_id", "client_host",
@@ -311,8 +305,7 @@ def transactions_after_each_other(rig: Rig, version: int) -> Iterator[Any]:
         if version == 2:
             producer.epoch, producer.sequence = producer.epoch + answer[1], 0
         yield ["late write", _late(producer, topic, late)]
-    yield rig.facts(rig.fetch(topic, 0, isolation_level=1))
-    yield rig.facts(rig.fetch(topic, 0, isolation_level=0))
+    yield from [rig.facts(rig.fetch(topic, 0, isolation_level=1)), rig.facts(rig.fetch(topic, 0, isolation_level=0))]
 
 
 def _late(producer: Producer, topic: str, epoch: int) -> int:
@@ -418,10 +411,8 @@ def offsets_in_transactions(rig: Rig, version: int) -> Iterator[Any]:
     rig.until(lambda: probe("Heartbeat", 4, member_id="x", generation_id=1).error_code == 25)
     if version == 1:
         yield add()
-    yield from [commit(5), fetched(False), fetched(True)]
-    yield ["wrong epoch", commit(6, producer_epoch=producer.epoch + 3)]
-    yield ["old epoch", commit(6, producer_epoch=producer.epoch - 1)]
-    yield producer.end(True)
+    yield from [commit(5), fetched(False), fetched(True), ["wrong epoch", commit(6, producer_epoch=producer.epoch + 3)]]
+    yield from [["old epoch", commit(6, producer_epoch=producer.epoch - 1)], producer.end(True)]
     rig.until(lambda: fetched(True)["groups"][0]["topics"][0]["partitions"][0]["error_code"] == 0)
     yield from [fetched(True), producer.settled()]
 
@@ -439,11 +430,9 @@ def sequences(rig: Rig) -> Iterator[Any]:
         answer = rig.produce(topic, data)
         return [epoch, sequence, count, answer.error_code, answer.base_offset, answer.log_start_offset]
 
-    yield from [write(0, 0, 2), write(0, 2), write(0, 0, 2), write(0, 2)]  # the third one is a retry
-    yield from [write(0, 4), write(0, 1)]  # a gap; and of neither batch
+    yield from [write(0, 0, 2), write(0, 2), write(0, 0, 2), write(0, 2), write(0, 4), write(0, 1)]
     yield from [write(0, sequence) for sequence in range(3, 9)]
-    yield from [write(0, 0, 2), write(0, 8)]  # the first one is a retry of what is no longer remembered
-    yield from [write(1, 5), write(1, 0), write(0, 9), write(1, 1), write(1, 0)]
+    yield from [write(0, 0, 2), write(0, 8), write(1, 5), write(1, 0), write(0, 9), write(1, 1), write(1, 0)]
     yield from [write(0, sequence, producer_id=pid + 500_000) for sequence in (5, 6, 9)]  # no one knows it
     yield from [write(3, 7, producer_id=pid + 500_001), write(2, 8, producer_id=pid + 500_001)]
 
@@ -468,19 +457,12 @@ def refused_writes(rig: Rig) -> Iterator[Any]:
     def write(what: str, data: bytes, to: str = topic, version: int = 9, **fields: Any) -> list[Any]:
         return [what, rig.facts(rig.produce(to, data, version, **fields))]
 
-    yield write("good", good)
-    yield write("crc", broken)
-    yield write("isolated", good[:-5])
-    yield write("two batches", good + good)
-    yield write("too large", batch(bytes(2100)))
-    yield write("acks", good, acks=7)
-    yield write("control", batch(b"x", attributes=0x20))
-    yield write("append time", batch(b"x", attributes=0x08))
+    yield from [write("good", good), write("crc", broken), write("isolated", good[:-5]), write("two batches", good + good)]
+    yield from [write("too large", batch(bytes(2100))), write("acks", good, acks=7)]
+    yield from [write("control", batch(b"x", attributes=0x20)), write("append time", batch(b"x", attributes=0x08))]
     sequenced = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
     yield write("transactional without id", batch(b"x", attributes=TRANSACTIONAL, **sequenced))
-    yield write("without key", keyless, compacted)
-    yield write("with key", good, compacted)
-    yield write("empty", b"")
+    yield from [write("without key", keyless, compacted), write("with key", good, compacted), write("empty", b"")]
     yield write("by id", good, version=13)
     part = {"partition_data": [{"index": 9, "records": good}, {"index": -1, "records": good}]}
     whole = {"acks": -1, "timeout_ms": 1000, "transactional_id": None}
@@ -569,8 +551,7 @@ def reading_what_is_committed(rig: Rig) -> Iterator[Any]:
     yield from [second.end(False), second.settled()["transaction_state"]]
     for offset in (0, 1, 2):
         yield [offset, rig.facts(rig.fetch(topic, offset, isolation_level=1))]
-    yield _offsets(rig, topic)
-    yield from [first.end(True), first.settled()["transaction_state"]]
+    yield from [_offsets(rig, topic), first.end(True), first.settled()["transaction_state"]]
     for offset in range(7):
         yield [offset, rig.facts(rig.fetch(topic, offset, isolation_level=1))]
         yield [offset, rig.facts(rig.fetch(topic, offset, isolation_level=1, partition_max_bytes=100))]
@@ -689,8 +670,7 @@ def a_group_of_one(rig: Rig) -> Iterator[Any]:
     yield ["early heartbeat", group("Heartbeat", 4, **who).error_code]
     yield ["wrong protocol", rig.facts(group("SyncGroup", 5, **who, protocol_type="other", assignments=[]))]
     share = [{"member_id": member, "assignment": b"share"}]
-    yield rig.facts(group.sync(**who, assignments=share))
-    yield rig.facts(group("SyncGroup", 5, **who, assignments=[]))
+    yield from [rig.facts(group.sync(**who, assignments=share)), rig.facts(group("SyncGroup", 5, **who, assignments=[]))]
     yield ["heartbeat", group("Heartbeat", 4, **who).error_code]
     yield ["old generation", group("Heartbeat", 4, member_id=member, generation_id=generation - 1).error_code]
     yield ["stranger", group("Heartbeat", 4, member_id="x", generation_id=generation).error_code]
@@ -700,8 +680,7 @@ def a_group_of_one(rig: Rig) -> Iterator[Any]:
     yield ["no common protocol", rig.facts(group.join(protocols=[{"name": "new", "metadata": b""}]))]
     yield ["busy", rig.asked("DeleteGroups", 2, groups_names=[group.id, rig.name("no group")])]
     left = [{"member_id": "stranger"}, {"member_id": member}]
-    yield rig.facts(group("LeaveGroup", 4, members=left))
-    yield ["after", group("Heartbeat", 4, **who).error_code]
+    yield from [rig.facts(group("LeaveGroup", 4, members=left)), ["after", group("Heartbeat", 4, **who).error_code]]
     yield rig.asked("DescribeGroups", 5, groups=[group.id])
     rejoined = group.joined()
     yield [rejoined.generation_id, group("LeaveGroup", 2, member_id=rejoined.member_id).error_code]
@@ -745,8 +724,7 @@ def bad_joins(rig: Rig) -> Iterator[Any]:
     group = Group(rig)
     for timeout in (0, 10, 2**31 - 1):
         yield [timeout, rig.facts(group.join(session_timeout_ms=timeout))]
-    yield rig.facts(group.join(protocols=[]))
-    yield rig.facts(group.join(protocol_type=""))
+    yield from [rig.facts(group.join(protocols=[])), rig.facts(group.join(protocol_type=""))]
     yield ["before version 4", rig.facts(group.join(version=3))["error_code"]]
     group.id = ""
     yield ["nameless", rig.facts(group.join())]
@@ -761,11 +739,9 @@ def static_members(rig: Rig) -> Iterator[Any]:
     share = [{"member_id": first.member_id, "assignment": b"share"}]
     yield rig.facts(group.sync(**who, assignments=share))
     again = group.join(group_instance_id="one")
-    yield rig.facts(again)
-    yield ["the previous one", group("Heartbeat", 4, **who).error_code]
+    yield from [rig.facts(again), ["the previous one", group("Heartbeat", 4, **who).error_code]]
     who["member_id"] = again.member_id
-    yield ["the new one", group("Heartbeat", 4, **who).error_code]
-    yield rig.facts(group.sync(**who))
+    yield from [["the new one", group("Heartbeat", 4, **who).error_code], rig.facts(group.sync(**who))]
     yield ["unknown instance", group("Heartbeat", 4, **{**who, "group_instance_id": "two"}).error_code]
     yield rig.facts(group("LeaveGroup", 4, members=[{"member_id": "", "group_instance_id": "two"}]))
     yield rig.facts(group("LeaveGroup", 4, members=[{"member_id": "", "group_instance_id": "one"}]))
@@ -789,13 +765,9 @@ def offsets_of_groups(rig: Rig) -> Iterator[Any]:
         asked = [{"group_id": group.id, "topics": [{"name": topic, "partition_indexes": [0, 1, 7]}], **fields}]
         return rig.asked("OffsetFetch", 9, groups=asked, require_stable=False)
 
-    yield fetched()
-    yield commit("a stranger of no group", generation=4, member="x")
-    yield commit("by hand")
-    yield commit("too much metadata", metadata="m" * 5000)
-    yield commit("no partition", index=9)
-    yield commit("no topic", name=rig.name("nowhere"))
-    yield commit("a generation", generation=0, member="x")
+    yield from [fetched(), commit("a stranger of no group", generation=4, member="x"), commit("by hand")]
+    yield from [commit("too much metadata", metadata="m" * 5000), commit("no partition", index=9)]
+    yield from [commit("no topic", name=rig.name("nowhere")), commit("a generation", generation=0, member="x")]
     yield from [fetched(), fetched(topics=None)]
     joined = group.joined()
     yield commit("by hand while there are members", 4)
@@ -805,8 +777,7 @@ def offsets_of_groups(rig: Rig) -> Iterator[Any]:
     group.sync(**who, assignments=share)
     yield commit("by a member", 5, generation=joined.generation_id, member=joined.member_id)
     yield commit("by a member of an older generation", 6, generation=joined.generation_id - 1, member=joined.member_id)
-    yield commit("by a stranger", 6, generation=joined.generation_id, member="x")
-    yield fetched()
+    yield from [commit("by a stranger", 6, generation=joined.generation_id, member="x"), fetched()]
     group("LeaveGroup", 4, members=[{"member_id": joined.member_id}])
     deleted = [{"name": topic, "partitions": [{"partition_index": 0}, {"partition_index": 9}]}]
     yield rig.facts(group("OffsetDelete", 0, topics=deleted))
@@ -824,8 +795,7 @@ def metadata_of_topics(rig: Rig) -> Iterator[Any]:
         yield rig.asked("Metadata", 12, topics=[{"name": name, "topic_id": none}], allow_auto_topic_creation=False)
     yield rig.asked("Metadata", 12, topics=[{"name": None, "topic_id": rig.topic_id(topic)}])
     yield rig.asked("Metadata", 12, topics=[{"name": None, "topic_id": uuid.UUID(int=77)}])
-    yield rig.asked("Metadata", 12, topics=[])
-    yield rig.asked("Metadata", 5, topics=[{"name": topic}])
+    yield from [rig.asked("Metadata", 12, topics=[]), rig.asked("Metadata", 5, topics=[{"name": topic}])]
     for kind, key in ((0, "g"), (1, "t"), (7, "x")):
         yield rig.patient(lambda kind=kind, key=key: rig.found_coordinator(key, kind)).error_code
 
@@ -840,14 +810,9 @@ def creating_topics(rig: Rig) -> Iterator[Any]:
         answer = rig.raw("CreateTopics", 7, topics=[{**wanted, **changes}], timeout_ms=5000, validate_only=validate)
         return [what, rig.facts(answer)]
 
-    yield create("taken", name=topic)
-    yield create("bad", name="bad name!")
-    yield create("dots", name="..")
-    yield create("long", name="x" * 250)
-    yield create("none", num_partitions=0)
-    yield create("less", num_partitions=-2)
-    yield create("copies", replication_factor=5)
-    yield create("nocopies", replication_factor=0)
+    yield from [create("taken", name=topic), create("bad", name="bad name!"), create("dots", name="..")]
+    yield from [create("long", name="x" * 250), create("none", num_partitions=0), create("less", num_partitions=-2)]
+    yield from [create("copies", replication_factor=5), create("nocopies", replication_factor=0)]
     yield create("setting", configs=[{"name": "no.such", "value": "1"}])
     yield create("value", configs=[{"name": "retention.ms", "value": "soon"}])
     yield create("policy", configs=[{"name": "cleanup.policy", "value": "compact,delete"}])
@@ -856,10 +821,8 @@ def creating_topics(rig: Rig) -> Iterator[Any]:
     place = {"num_partitions": -1, "replication_factor": -1}
     yield create("placed", assignments=[{"partition_index": 0, "broker_ids": [1]}], **place)
     yield create("misplaced", assignments=[{"partition_index": 0, "broker_ids": [99]}], **place)
-    yield create("hole", assignments=[{"partition_index": 1, "broker_ids": [1]}], **place)
-    yield create("default", **place)
-    yield create("trial", validate_only=True)
-    yield create("trial")
+    yield from [create("hole", assignments=[{"partition_index": 1, "broker_ids": [1]}], **place), create("default", **place)]
+    yield from [create("trial", validate_only=True), create("trial")]
 
 
 @scenario
@@ -909,9 +872,7 @@ def deleting_records(rig: Rig) -> Iterator[Any]:
     for offset in (0, 1, 3, 2, 9, -2, -1):
         parts = [{"partition_index": 0, "offset": offset}]
         yield [offset, rig.asked("DeleteRecords", 2, topics=[{"name": topic, "partitions": parts}], timeout_ms=5000)]
-        yield _offsets(rig, topic)[1]
-        yield rig.facts(rig.fetch(topic, 0))
-        yield rig.facts(rig.fetch(topic, 3))
+        yield from [_offsets(rig, topic)[1], rig.facts(rig.fetch(topic, 0)), rig.facts(rig.fetch(topic, 3))]
     for name, index in ((topic, 6), (rig.name("nowhere"), 0)):
         parts = [{"partition_index": index, "offset": 0}]
         yield rig.asked("DeleteRecords", 2, topics=[{"name": name, "partitions": parts}], timeout_ms=5000)
@@ -931,8 +892,7 @@ def quotas(rig: Rig) -> Iterator[Any]:
 
     yield alter("set", client, "producer_byte_rate", 1000.0)
     rig.until(lambda: bool(described()["entries"]))
-    yield described()
-    yield alter("unknown key", client, "beauty", 1.0)
+    yield from [described(), alter("unknown key", client, "beauty", 1.0)]
     yield alter("unknown entity", [{"entity_type": "planet", "entity_name": "x"}], "producer_byte_rate", 1.0)
     yield alter("remove", client, "producer_byte_rate", 0.0, remove=True)
     rig.until(lambda: not described()["entries"])

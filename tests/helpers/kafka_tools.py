@@ -1,7 +1,5 @@
 """For tests with real brokers: an independent producer, and a proxy that can cut, freeze and count."""
 
-from __future__ import annotations
-
 import contextlib
 import selectors
 import socket

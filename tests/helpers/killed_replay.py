@@ -1,7 +1,5 @@
 """A replay of dead letters in its own process, killed in a phase of its commit."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -41,10 +39,7 @@ setattr(owner, fault["method"], stopping)
 
 
 def killed_replay(bootstrap: str, topic: str, checkpoints: Path, scratch: Path, phase: tuple[str, str, str]) -> None:
-    """Replay until a process is before or after a call of this method of the sink: (owner, method, "before" or "after").
-
-    Then the command and all that it has started is killed. `scratch`: a folder that does not exist yet.
-    """
+    """Replay until a process is before or after this call of the sink; then all is killed. `scratch`: a folder to be made."""
     scratch.mkdir()
     (scratch / "sitecustomize.py").write_text(STOPPING)
     mark, log = scratch / "mark", scratch / "log"

@@ -5,8 +5,6 @@ A lower bound is a promise that no process keeps an eye on: the tests run with t
 Arguments are pytest's, in place of `tests/unit`. A few minutes the first time; it needs no broker, no Java and no database.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -31,7 +29,6 @@ def requirements(text: str) -> list[Requirement]:
 
 
 def extras_of_users(setup: ConfigParser) -> list[str]:
-    """All but those of the tests."""
     return [extra for extra in setup["options.extras_require"] if extra not in OF_THE_TESTS]
 
 

@@ -1,7 +1,5 @@
 """Offsets of a source in memory as JSON, as Spark's runner stores them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 
@@ -11,8 +9,6 @@ from headrace.testing.memory import MemorySplit, MemorySplitSerializer
 
 
 class MemoryOffsets:
-    """The offsets of any source in memory."""
-
     def to_json(self, offsets: LogOffsets[MemorySplit]) -> str:
         """{"splits": [...], "started": {...}, "initial": false}."""
         splits = [MemorySplitSerializer().serialize(offsets.splits[split_id]) for split_id in sorted(offsets.splits)]

@@ -6,8 +6,6 @@ It serves until its input ends. Faults are real to its client: a connection that
 Down".
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
@@ -62,7 +60,6 @@ class ObjectStore:
         }  # fmt: skip
 
     def client(self) -> Any:
-        """boto3's, for buckets."""
         import boto3
 
         named = {"endpoint_url": self.address, "aws_access_key_id": "key", "aws_secret_access_key": "secret"}
@@ -75,7 +72,6 @@ class ObjectStore:
 
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
-    """A store that is ended with the context."""
     made = ObjectStore()
     try:
         yield made
@@ -85,8 +81,6 @@ def object_store() -> Iterator[ObjectStore]:
 
 # --- in its process -----------------------------------------------------------------------------------------------------
 class _Faults:
-    """What is to fail. Thread-safe."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._left, self._what, self._method, self._text = 0, "", "", ""
@@ -156,8 +150,6 @@ def _serve() -> None:
 
 
 class _Nowhere:
-    """Takes an answer, and drops it."""
-
     def write(self, data: bytes) -> int:
         return len(data)
 

@@ -1,9 +1,4 @@
-"""How Protobuf schemas may change: what a version makes of another's values. Fields are found by their numbers.
-
-The judge of each value is Protobuf's own runtime, with the reader's message type.
-"""
-
-from __future__ import annotations
+"""How Protobuf schemas may change. Fields are found by numbers; the judge is Protobuf's own runtime."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -110,15 +105,13 @@ CHANGES: dict[str, Change] = {
 SCHEDULES: dict[str, History] = {
     "fields come and go": History(
         (message(ID), message(f"{ID} int32 x = 2;"), message(f"{ID} string y = 3;")),
-        ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "y": "a"}),
-        transitive(FULL),
+        ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "y": "a"}), transitive(FULL),
     ),
     "a number comes back with another type": History(
         (message(f"{ID} string x = 2;"), message(ID), message(f"{ID} int32 x = 2;")),
-        ({"id": 1, "x": "a"}, {"id": 2}, {"id": 3, "x": 5}),
-        FULL,
+        ({"id": 1, "x": "a"}, {"id": 2}, {"id": 3, "x": 5}), FULL,
     ),
     "numbers become wider": of_types({"bool": True, "int32": 7, "int64": 2**40}, transitive(BACKWARD)),
     "numbers become narrower": of_types({"int64": 2**40, "int32": 7, "bool": True}, transitive(FORWARD)),
     "another type": of_types({"int32": 1, "string": "a", "double": 1.5}, frozenset()),
-}
+}  # fmt: skip

@@ -1,7 +1,5 @@
 """What processes that a test starts can import."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Kafka's protocol request by request, by kafka-python's message classes and a socket: what clients would smooth over."""
 
-from __future__ import annotations
-
 import socket
 from typing import Any
 
@@ -23,7 +21,7 @@ class RawKafka:
         self._socket = socket.create_connection((host, int(port)), TIMEOUT_S)
         self._number = 0
 
-    def __enter__(self) -> RawKafka:
+    def __enter__(self) -> "RawKafka":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,7 +60,6 @@ def message(name: str) -> Any:
 
 
 def built(name: str, fields: dict[str, Any]) -> Any:
-    """A message from plain dicts and lists."""
     kind = message(name)
     return kind(**{field: _value(kind, field, value) for field, value in fields.items()})
 

@@ -50,7 +50,6 @@ class Record(NamedTuple):
 
 
 def numbered(count: int) -> list[Record]:
-    """`count` small records without gaps; the value states which it is."""
     return [Record(delta, value=b"%d" % delta) for delta in range(count)]
 
 
@@ -68,18 +67,9 @@ def payload(records: Iterable[Record]) -> tuple[bytes, list[int]]:
 
 
 def seal(
-    body: bytes,
-    *,
-    base: int = 0,
-    count: int,
-    last: int,
-    codec: int = 0,
-    flags: int = 0,
-    first_time: int = 0,
-    max_time: int = 0,
-    producer: int = -1,
-    magic: int = 2,
-) -> bytes:
+    body: bytes, *, base: int = 0, count: int, last: int, codec: int = 0, flags: int = 0, first_time: int = 0,
+    max_time: int = 0, producer: int = -1, magic: int = 2,
+) -> bytes:  # fmt: skip
     """A batch around `body`, with its length and a CRC that holds, whatever else is claimed."""
     fields = [base, HEADER.size - 12 + len(body), 0, magic, 0, codec | flags]
     fields += [last, first_time, max_time, producer, -1, -1, count]
@@ -89,14 +79,9 @@ def seal(
 
 
 def batch(
-    records: Iterable[Record],
-    *,
-    base: int = 0,
-    codec: str = "none",
-    last: int | None = None,
-    flags: int = 0,
+    records: Iterable[Record], *, base: int = 0, codec: str = "none", last: int | None = None, flags: int = 0,
     producer: int = -1,
-) -> bytes:
+) -> bytes:  # fmt: skip
     """A well-formed batch; `last` is the last offset delta, by default that of the last record."""
     records = list(records)
     body, (first_time, max_time) = payload(records)

@@ -6,8 +6,6 @@ Not one of the tests: the server is a download of 212 MB, once. Epochs are appen
 server is stopped during a commit and started again. Exit status 1 with a traceback if anything else is in the table.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -75,7 +73,6 @@ class Catalog:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """It is gone, and its port closed."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -90,7 +87,6 @@ class Catalog:
 
 @contextmanager
 def catalog() -> Iterator[Catalog]:
-    """A server that ends with the context."""
     with tempfile.TemporaryDirectory(prefix="headrace-rest-") as folder:
         made = Catalog(folder)
         made.start()
@@ -101,7 +97,6 @@ def catalog() -> Iterator[Catalog]:
 
 
 def prepared(sink: IcebergSink, epoch: int, key: int) -> Any:
-    """One row, whose name is the epoch."""
     with sink.begin(Attempt(JOB, epoch, 0, 0)) as transaction:
         transaction.write(pa.RecordBatch.from_pylist([{"id": key, "name": str(epoch), "offset": epoch}], schema=ROWS))
         return transaction.prepare()

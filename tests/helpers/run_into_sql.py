@@ -1,7 +1,5 @@
 """A sink and a transform of runs into a table in tests: their processes import them from here."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import dataclass

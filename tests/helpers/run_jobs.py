@@ -1,13 +1,10 @@
 """Transforms of pipelines in tests: their processes import them from here."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
 
 def narrow(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """What a Kafka sink takes, as it was read."""
     return batch.select(["key", "value", "partition"])
 
 
@@ -17,12 +14,10 @@ def fails(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def one_more(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The field `a` of each value, and one: both are structs of a schema."""
     more = pc.add(pc.struct_field(batch.column("value"), "a"), 1)
     return pa.record_batch({"value": pa.StructArray.from_arrays([more], names=["sum"]), "partition": batch.column("partition")})
 
 
 def parted(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-    """Even numbers to one output, odd ones to another."""
     odd = pa.array([int(value) % 2 == 1 for value in batch.column("value").to_pylist()])
     return {"odd": narrow(batch.filter(odd)), "even": narrow(batch.filter(pc.invert(odd)))}

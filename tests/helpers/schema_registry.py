@@ -4,8 +4,6 @@
 register here what we read, and read what we write.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -43,10 +41,7 @@ def _context(subject: str) -> str:
 
 
 class FakeRegistry(AbstractContextManager["FakeRegistry"]):
-    """Serves until it is closed, by https where it has certificates: it then asks for the client's, too.
-
-    `asked`: the requests so far, as method and path; what was looked up in a context with its query. Ids count per context.
-    """
+    """With certificates by https, and it asks for the client's, too. `asked`: the requests so far, as method and path."""
 
     def __init__(self, *, user: str | None = None, token: str | None = None, certificates: Certificates | None = None) -> None:
         self.asked: list[str] = []
@@ -75,13 +70,9 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
         return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def register(
-        self,
-        subject: str,
-        schema: Any,
-        references: list[dict[str, Any]] | None = None,
-        kind: str = "AVRO",
+        self, subject: str, schema: Any, references: list[dict[str, Any]] | None = None, kind: str = "AVRO",
         rules: dict[str, Any] | None = None,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """A new version of the subject; the id of the same schema elsewhere in its context, or the next."""
         text = schema if isinstance(schema, str) else json.dumps(schema)
         rules = rules or self._newest_rules(subject)
@@ -159,11 +150,8 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
             return self._missing(40402 if versions else 40401)
         schema_id = versions[number]
         return 200, {
-            "subject": subject,
-            "version": number,
-            "id": schema_id,
-            **self._shown(self._schemas[_context(subject), schema_id]),
-        }
+            "subject": subject, "version": number, "id": schema_id, **self._shown(self._schemas[_context(subject), schema_id]),
+        }  # fmt: skip
 
     def _register(self, subject: str, body: Any) -> tuple[int, Any]:
         for each in body.get("references") or []:
@@ -185,11 +173,8 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
     def _with_id(self, subject: str, schema_id: int) -> tuple[int, Any]:
         version = next(number for number, each in self._subjects[subject].items() if each == schema_id)
         return 200, {
-            "subject": subject,
-            "version": version,
-            "id": schema_id,
-            **self._shown(self._schemas[_context(subject), schema_id]),
-        }
+            "subject": subject, "version": version, "id": schema_id, **self._shown(self._schemas[_context(subject), schema_id]),
+        }  # fmt: skip
 
     def _shown(self, entry: dict[str, Any]) -> dict[str, Any]:
         """As the real one: Avro is not said, and no references are left out."""

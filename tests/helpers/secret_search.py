@@ -1,7 +1,5 @@
 """Servers that ask for a password, and a search for it in all that is left lying about."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,7 +8,6 @@ SCHEMA = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}
 
 
 def login(password: str) -> dict[str, str]:
-    """Properties of a client."""
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     jaas = f'{module} required username="{USER}" password="{password}";'
     return {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas}

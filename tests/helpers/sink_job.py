@@ -7,8 +7,6 @@ after; restarted, it repeats the epoch that is logged and not committed. Ends wh
 `kill`: {"owner", "method", "when", "nth", "what"}, as in `tests/faults/kill`, or null. `bug`: an injected bug's name, or null.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

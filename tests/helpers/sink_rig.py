@@ -1,7 +1,5 @@
 """What the tests of the Kafka sink need: rows, readers that know nothing of headrace, and a committer that dies."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -20,11 +18,11 @@ from headrace.connectors.kafka.client.wire.protocol import UpdateFeaturesRequest
 from headrace.connectors.kafka.write.handles import KafkaHandle
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions
-from headrace.testing import DyingCommitter, Killed
+from headrace.testing import DyingCommitter, FakeKafka, Killed
+from tests.helpers import waiting
 from tests.helpers.kafka_tools import AT_THE_END
 
 TIMEOUT_S = 30.0
-POLL_S = 0.02  # what is waited for may need the processor itself
 SAFE_DOWNGRADE = 2
 UPGRADE = 1
 
@@ -39,13 +37,17 @@ def kafka_sink(bootstrap: str, topic: str | None, commit_topic: str, **given: An
 
 
 def prepared(sink: KafkaSink, job: str, epoch: int, *tasks: Sequence[str], number: int = 0) -> tuple[KafkaHandle, ...]:
-    """Each task writes its values, and prepares."""
     handles = []
     for task, values in enumerate(tasks):
         transaction = sink.begin(Attempt(job, epoch, task, number))
         transaction.write(rows(values))
         handles.append(transaction.prepare())
     return tuple(handle for handle in handles if handle is not None)
+
+
+def values(kafka: FakeKafka, topic: str = "out") -> list[str]:
+    """What readers of committed records see there, sorted."""
+    return sorted(record.value.decode() for record in kafka.records(topic))
 
 
 def ongoing(sink: KafkaSink, job: str) -> list[str]:
@@ -89,10 +91,7 @@ def read_pairs(bootstrap: str, topic: str, isolation: str = "read_committed") ->
 
 def eventually(read: Any, wanted: Any) -> None:
     """Wait for it: a commit is visible some milliseconds after it is answered."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while (found := read()) != wanted:
-        assert time.monotonic() < deadline, f"{found} instead of {wanted}"
-        time.sleep(POLL_S)
+    waiting.eventually(lambda: read() == wanted, lambda: f"{read()} instead of {wanted}", seconds=TIMEOUT_S)
 
 
 def set_transaction_version(bootstrap: str, level: int) -> None:
@@ -108,9 +107,7 @@ def set_transaction_version(bootstrap: str, level: int) -> None:
         )  # fmt: skip
         response = connection.request(UpdateFeaturesRequest(timeout_ms=10_000, feature_updates=[key], validate_only=False))
         assert response.error_code == ErrorCode.NONE, response
-        deadline = time.monotonic() + TIMEOUT_S
-        while connection.finalized_features().get("transaction.version") != level:
-            assert time.monotonic() < deadline
+        waiting.eventually(lambda: connection.finalized_features().get("transaction.version") == level, seconds=TIMEOUT_S)
     finally:
         connection.close()
 

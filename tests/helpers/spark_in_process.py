@@ -5,8 +5,6 @@ the offset log is written before a batch runs, the commit log after the sink's c
 again. The checkpoint has Spark's form.
 """
 
-from __future__ import annotations
-
 import json
 import uuid
 from itertools import count
@@ -36,11 +34,11 @@ class InProcessSpark:
         assert made.name() not in self.formats
         self.formats[made.name()] = cloudpickle.dumps(made)
 
-    def format(self, name: str) -> InProcessSpark:
+    def format(self, name: str) -> "InProcessSpark":
         self._reads = name
         return self
 
-    def load(self) -> _Frame:
+    def load(self) -> "_Frame":
         return _Frame(self, self._reads)
 
 
@@ -51,27 +49,27 @@ class _Frame:
         self.settings: dict[str, Any] = {}
         self._spark, self._reads, self._writes = spark, reads, ""
 
-    def format(self, name: str) -> _Frame:
+    def format(self, name: str) -> "_Frame":
         self._writes = name
         return self
 
-    def option(self, name: str, value: str) -> _Frame:
+    def option(self, name: str, value: str) -> "_Frame":
         self.options[name] = value
         return self
 
-    def outputMode(self, mode: str) -> _Frame:  # noqa: N802 - Spark's name
+    def outputMode(self, mode: str) -> "_Frame":  # noqa: N802 - Spark's name
         assert mode == "append"
         return self
 
-    def queryName(self, name: str) -> _Frame:  # noqa: N802 - Spark's name
+    def queryName(self, name: str) -> "_Frame":  # noqa: N802 - Spark's name
         self.settings["queryName"] = name
         return self
 
-    def trigger(self, **given: Any) -> _Frame:
+    def trigger(self, **given: Any) -> "_Frame":
         self.settings |= given
         return self
 
-    def start(self) -> InProcessQuery:
+    def start(self) -> "InProcessQuery":
         made = [cloudpickle.loads(self._spark.formats[name]) for name in (self._reads, self._writes)]
         return InProcessQuery(made[0], made[1], self.options, self.settings)
 
@@ -113,7 +111,7 @@ class InProcessQuery:
         if (planned := self._last("offsets")) is not None and planned != self._last("commits"):
             self._run(planned)
 
-    def processAllAvailable(self) -> InProcessQuery:  # noqa: N802 - Spark's name
+    def processAllAvailable(self) -> "InProcessQuery":  # noqa: N802 - Spark's name
         """Batches until there is nothing more."""
         while self.plan() is not None:
             last = self._last("offsets")

@@ -1,7 +1,5 @@
 """Spark jobs in their own processes, with a fault injected in them; and a cluster of several hosts on this one."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,22 +16,21 @@ from typing import Any, Self
 import psutil
 import pyspark
 
+from headrace.runners.spark_processes.spark_archive import archive_of_spark
 from headrace.testing.servers.ports import reserved_ports
-from tests.helpers.python_path import python_path
+from tests.helpers.python_path import ROOT, python_path
+from tests.helpers.waiting import eventually
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 240.0
-POLL_S = 0.1
 
 
 class SparkJob:
-    """`spark_sink_driver.py` in its own process group; killed with its JVM when the context ends."""
+    """A script in its own process group; killed with its JVM when the context ends."""
+
+    script = "spark_sink_driver.py"
 
     def __init__(self, folder: Path, name: str, given: Mapping[str, Any], fault: Mapping[str, Any] | None = None) -> None:
-        """`name` is that of its log; `given` are its arguments, to which the checkpoint in `folder` is added.
-
-        `fault` is one of `tests/faults/kill`; `mark` is there once it has happened.
-        """
+        """`given`: its arguments. `fault`: one of `tests/faults/kill`; `mark` is there once it has happened."""
         self.folder, self.name = folder, name
         run = f"{name}-{time.monotonic_ns()}"
         self.mark, self._done = folder / f"{run}-mark", folder / f"{run}-done"
@@ -46,7 +44,7 @@ class SparkJob:
             self._arguments["settings"] = {**self._arguments.get("settings", {}), **executors}
 
     def __enter__(self) -> Self:
-        command = [sys.executable, str(ROOT / "tests" / "helpers" / "spark_sink_driver.py"), json.dumps(self._arguments)]
+        command = [sys.executable, str(ROOT / "tests" / "helpers" / self.script), json.dumps(self._arguments)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, env=self._environment, stdout=log, stderr=log, start_new_session=True, cwd=ROOT
@@ -54,7 +52,6 @@ class SparkJob:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """End it, however it is."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(TIMEOUT_S)
@@ -67,14 +64,12 @@ class SparkJob:
         return self._log.read_text(errors="replace")
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not condition():
+        def check() -> None:
             assert self._process.poll() is None, self.log()[-3000:]
-            assert time.monotonic() < deadline, self.log()[-3000:]
-            time.sleep(POLL_S)
+
+        eventually(condition, lambda: self.log()[-3000:], seconds=TIMEOUT_S, check=check)
 
     def wait(self) -> int:
-        """Until it ends by itself; its exit status."""
         return self._process.wait(TIMEOUT_S)
 
     def finish(self) -> None:
@@ -87,13 +82,34 @@ class SparkJob:
         return psutil.Process(int(self.mark.read_text()))
 
     def wait_until_stopped(self) -> None:
-        """Until the fault, a stop, has happened."""
         _, status = os.waitpid(self._process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status), self.log()[-3000:]
 
     def thaw(self) -> None:
         os.killpg(self._process.pid, signal.SIGCONT)
         self.marked().resume()
+
+
+def kill_driver(folder: Path, arguments: Mapping[str, Any], module: str, owner: str, method: str, when: str, nth: int) -> None:
+    """Run a driver until it is killed, as `tests/faults/kill` says."""
+    kill = {"module": module, "owner": owner, "method": method, "when": when, "nth": nth}
+    with _warm_job(folder, {**arguments, "tasks": 2}, kill) as job:
+        status = job.wait()
+        assert job.mark.exists(), job.log()[-3000:]
+        assert status == -signal.SIGKILL
+
+
+def finish_driver(folder: Path, arguments: Mapping[str, Any], is_done: Callable[[], bool]) -> None:
+    """Run a driver over the same checkpoint, with another number of tasks, until all is written; then end it in good order."""
+    with _warm_job(folder, {**arguments, "tasks": 3}) as job:
+        job.wait_for(is_done)
+        job.finish()
+
+
+def _warm_job(folder: Path, arguments: Mapping[str, Any], fault: Mapping[str, Any] | None = None) -> SparkJob:
+    """To be killed with all that belongs to a warm session is harder, and it starts in half the time."""
+    archive_of_spark().at_hand()
+    return SparkJob(folder, "driver", {**arguments, "session": "warm_session_builder"}, fault)
 
 
 def frozen(worker: psutil.Process) -> list[psutil.Process]:
@@ -106,7 +122,6 @@ def frozen(worker: psutil.Process) -> list[psutil.Process]:
 
 
 def thawed(processes: Sequence[psutil.Process]) -> None:
-    """SIGCONT to those that are still there."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.resume()
@@ -142,7 +157,5 @@ def standalone_cluster(folder: Path, hosts: Sequence[str]) -> Iterator[str]:
 
 
 def _wait_for_workers(log: Path, count: int) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while log.read_text(errors="replace").count("Registering worker") < count:
-        assert time.monotonic() < deadline, log.read_text()[-3000:]
-        time.sleep(POLL_S)
+    said = partial(log.read_text, errors="replace")
+    eventually(lambda: said().count("Registering worker") >= count, lambda: said()[-3000:], seconds=TIMEOUT_S)

@@ -36,9 +36,9 @@ def written_by_batch(writes: list[dict]):
 def main(arguments: dict) -> None:
     os.environ["HEADRACE_KILL_GROUP"] = str(os.getpgid(0))  # seen by what the JVM starts
     from headrace import spark as runner
-    from headrace.runners.spark_processes.spark_archive import archive_at_hand, use_archive
+    from headrace.runners.spark_processes.spark_archive import archive_of_spark, use_archive
 
-    archive_at_hand()
+    archive_of_spark().at_hand()
     use_archive()  # its JVM starts in half the time, whatever builds the session
     builder = getattr(runner, arguments.get("session", "session_builder"))()
     settings = {"spark.ui.enabled": "false", **SHORT_LIVED, **arguments.get("settings", {})}

@@ -1,7 +1,5 @@
 """For tests with a real Spark: one session, a query that keeps what it was given, a producer with everything a record has."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys
@@ -14,28 +12,22 @@ from confluent_kafka import Producer
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.runners.spark_processes.spark_archive import archive_at_hand
+from headrace.runners.spark_processes.spark_archive import archive_of_spark
 from headrace.testing.servers.kafka import BrokerCluster, add_partitions, create_topic, delete_topic
 from tests.helpers.kafka_tools import IDEMPOTENT
-
-ROOT = Path(__file__).parents[2]
+from tests.helpers.python_path import ROOT
 
 
 def numbers(*spans: Iterable[int]) -> list[str]:
-    """As texts."""
     return [str(number) for span in spans for number in span]
 
 
 def start_session(**settings: str) -> SparkSession:
-    """A session on two cores, with the JVM connector alongside ours; a failed task is tried again, as on a cluster.
-
-    A warm one, as each query of the tests starts Python processes, and waits for what they import. Sessions that are not warm:
-    the drivers of `spark_jobs.py`, and those of test_warm_session.py.
-    """
+    """A warm session on two cores, with the JVM connector alongside ours; a failed task is tried again, as on a cluster."""
     from headrace.spark import warm_session_builder
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    archive_at_hand()
+    archive_of_spark().at_hand()
     builder = warm_session_builder().master("local[2,4]").appName("headrace tests")
     jvm_connector = runpy.run_path(str(ROOT / "benchmarks" / "jars.py"))["jvm_connector_jars"]()
     quiet = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.jars": ",".join(jvm_connector)}
@@ -69,7 +61,6 @@ class Topics:
         return name
 
     def holding(self, values: Sequence[Any], **fields: Any) -> str:
-        """A topic with these values in its one partition."""
         topic = self.create()
         self.send(topic, values, **fields)
         return topic
@@ -131,7 +122,6 @@ class Query:
         return self.running
 
     def run_available(self, options: dict[str, str], source: str = "headrace") -> None:
-        """Read what is there now, to the end."""
         self.start(options, source, availableNow=True).awaitTermination()
 
     def caught_up(self) -> None:

@@ -1,7 +1,5 @@
 """What the tests of SQL sinks need: their own table, its rows as the database has them, and what is still prepared."""
 
-from __future__ import annotations
-
 import itertools
 import uuid
 from collections.abc import Sequence
@@ -60,12 +58,16 @@ class SqlRig:
         return {f"{data[:length]}.{data[length:]}" for length, data in ours}
 
     def roll_back(self, gid: str) -> None:
-        """As an administrator would."""
         if self.is_postgresql:
             self.execute(f"ROLLBACK PREPARED '{gid}'")
         else:
             job, *attempt = gid.rsplit(".", 4)
             self.execute(f"XA ROLLBACK '{job}','{'.'.join(attempt)}'")
+
+    def drop(self) -> None:
+        for gid in self.prepared():
+            self.roll_back(gid)
+        self.execute(f"DROP TABLE IF EXISTS {self.table}")
 
 
 def batch(ids: Sequence[int], name: str = "n") -> pa.RecordBatch:
@@ -89,7 +91,7 @@ class Crash(Exception):  # noqa: N818 - not an error: the test kills the driver
 
 
 def _counted(method: str) -> Any:
-    def call(self: CrashingCommitter, *arguments: Any) -> Any:
+    def call(self: "CrashingCommitter", *arguments: Any) -> Any:
         self.calls.append(method)
         dies = self._left == 0
         self._left -= 1

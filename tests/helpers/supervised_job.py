@@ -1,7 +1,5 @@
 """A job for supervisors, with a query that is none of Spark's: what happens to it is written to the file that HISTORY names."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -65,11 +63,7 @@ class State:
 
 
 class Query:
-    """Running in batch 7. `when_awaited`: what it does each time another process waits for it.
-
-    As Spark's (4.3): whether it is active is its state alone, also for who waits, though a batch is under way; and `stop()`
-    interrupts that.
-    """
+    """Running in batch 7, as Spark's (4.3): `stop()` interrupts a batch. `when_awaited`: what it does when it is waited for."""
 
     id = "the query"
 
@@ -146,7 +140,6 @@ def runs_and_freezes(spark: Session) -> Query:
 
 
 def runs_with_a_child(spark: Session) -> Query:
-    """States which processes there are."""
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
     sys.stdout.write(f"{os.getpid()} {child.pid}\n")
     sys.stdout.flush()

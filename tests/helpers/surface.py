@@ -5,8 +5,6 @@
 Annotations are as written in the code, so the text is the same for every Python.
 """
 
-from __future__ import annotations
-
 import enum
 import inspect
 import sys
@@ -22,7 +20,6 @@ MODULES = (
 
 
 def names_of(module: str) -> list[str]:
-    """What the module says is public, sorted."""
     return sorted(import_module(module).__all__)
 
 

@@ -1,7 +1,5 @@
 """What the tests of table sinks share: writing an epoch, and a reader of Delta tables that knows the protocol alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -100,7 +98,6 @@ def delta_paths(folder: str) -> list[str]:
 
 
 def delta_values(folder: str) -> list[str]:
-    """The column `value` of the newest version, sorted."""
     files = (pq.ParquetFile(Path(folder) / path).read() for path in delta_paths(folder))
     return sorted(value for table in files for value in table["value"].to_pylist())
 
@@ -121,7 +118,7 @@ def _of_inner(name: str) -> Any:
 class WatchedTable(LoadedTable):
     """Calls `around(commit)` in place of a commit."""
 
-    def __init__(self, inner: LoadedTable, watched: WatchedLog) -> None:
+    def __init__(self, inner: LoadedTable, watched: "WatchedLog") -> None:
         self._inner, self._watched = inner, watched
 
     def __getattr__(self, name: str) -> Any:
@@ -158,8 +155,6 @@ class WatchedLog(TableLog):
 
 
 class WatchedStore:
-    """Calls `calling` before each call."""
-
     def __init__(self, inner: Any, calling: Callable[[], None]) -> None:
         self._inner, self._calling = inner, calling
 

@@ -1,7 +1,5 @@
 """Transition tables in tests: the arrows of one, and those that a test has followed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -14,7 +12,6 @@ Arrow = tuple[Enum, type, Enum]
 
 
 def arrows(transitions: Transitions[Any]) -> set[Arrow]:
-    """(phase, event's class, phase that may follow), all of them."""
     return {(phase, event, after) for (phase, event), following in transitions.items() for after in following}
 
 

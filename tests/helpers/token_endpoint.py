@@ -1,11 +1,17 @@
-"""An OAuth 2 token endpoint in the test's own process."""
-
-from __future__ import annotations
+"""What logins need: an OAuth 2 token endpoint in the test's own process, and the providers of secrets by reference."""
 
 import json
 import threading
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+PROVIDERS = {
+    "config.providers": "env,file,directory",
+    **{
+        f"config.providers.{name}.class": f"org.apache.kafka.common.config.provider.{kind}ConfigProvider"
+        for name, kind in [("env", "EnvVar"), ("file", "File"), ("directory", "Directory")]
+    },
+}
 
 
 class TokenEndpoint:

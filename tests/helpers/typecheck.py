@@ -6,8 +6,6 @@ Part of `make lint`. No settings are used: so does an editor that opens the chec
 what they import, gathered in one: all of them take it minutes, and mypy checks them. Two of its processes share the cores.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess
@@ -23,15 +21,10 @@ from tests.helpers.surface import MODULES, names_of
 ROOT = Path(__file__).parents[2]
 OURS = ("headrace", "enumerator", "connectors", "runners", "pyspark_headrace", "tests", "benchmarks", "examples", "docs")
 """What our own modules' names start with: folders of the checkout."""
-MISSING = "reportMissingImports"
 
 
 def pyright(*arguments: str, root: Path = ROOT) -> dict[str, Any]:
-    """Its report on a checkout. Its exit status says no more than the report does.
-
-    The checkout is named: by itself pyright takes the settings of a folder above it where there are some, and then checks all
-    that is in that folder.
-    """
+    """Its report on a checkout, which is named, or pyright would check all in a folder above with settings."""
     command = [sys.executable, "-m", "pyright", "--outputjson", "--project", str(root / "pyproject.toml"), *arguments]
     return json.loads(subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout)
 
@@ -67,7 +60,6 @@ def _modules_of(node: ast.AST) -> list[str]:
 
 
 def unresolved(root: Path = ROOT) -> list[str]:
-    """Imports of our own modules that cannot be resolved."""
     places = imported(root)
     with TemporaryDirectory() as folder:
         file = Path(folder, "imports.py")
@@ -77,13 +69,12 @@ def unresolved(root: Path = ROOT) -> list[str]:
 
 def _missing(report: dict[str, Any], places: Mapping[str, str]) -> Iterator[str]:
     for problem in report["generalDiagnostics"]:
-        if problem.get("rule") == MISSING:
+        if problem.get("rule") == "reportMissingImports":
             _, name, _ = problem["message"].split('"')
             yield f"{places[name]}: {problem['message']}"
 
 
 def main() -> int:
-    """Names every problem; 1 if there is one."""
     with ThreadPoolExecutor(max_workers=2) as two:
         missing = two.submit(unresolved)
         reports = two.map(lambda module: pyright("--verifytypes", module, "--ignoreexternal"), MODULES)

@@ -3,8 +3,6 @@
 A database is in `make test` by the conformance tests of PostgreSQL.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

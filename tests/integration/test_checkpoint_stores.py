@@ -1,7 +1,5 @@
 """`headrace checkpoint` on S3, played by moto. The checkpoint is as Hadoop's S3A leaves it: with objects for its folders."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

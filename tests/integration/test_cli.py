@@ -1,7 +1,5 @@
 """The command line on a real broker, run as installed and read as a script reads it: one line for each item, tabs between."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal
@@ -25,11 +23,8 @@ from tests.helpers.kafka_tools import created
 from tests.helpers.sink_rig import committer, die_in_commit, eventually, kafka_sink, prepared, read_all, rows
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
-
 ONE_OFF = one_off_job()
-
 MAIN = "from headrace.cli import main; main()"
-HASTY = ("--property", "default.api.timeout.ms=1500")
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,6 @@ class Ran:
         return [line.split("\t") for line in self.out.splitlines()]
 
     def of(self, kind):
-        """The lines of a kind, without it."""
         return [line[1:] for line in self.lines if line[0] == kind]
 
 
@@ -402,13 +396,11 @@ def headrace(*arguments, **environment):
     return subprocess.run([sys.executable, "-c", MAIN, *arguments], check=False, **settings)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["transactions", "list"], ["lag", "--group", "g"], ["verify", "--input", "a", "--output", "b"], ["dump", "t"]],
-    ids=lambda arguments: arguments[0],
-)
+@pytest.mark.parametrize("arguments", [
+    ["transactions", "list"], ["lag", "--group", "g"], ["verify", "--input", "a", "--output", "b"], ["dump", "t"],
+], ids=lambda arguments: arguments[0])  # fmt: skip
 def test_a_wrong_address_is_one_clear_error(run, arguments):
-    ran = run(*arguments, *HASTY, bootstrap="127.0.0.1:1")
+    ran = run(*arguments, *("--property", "default.api.timeout.ms=1500"), bootstrap="127.0.0.1:1")
     assert (ran.status, ran.out) == (1, "")
     assert ran.err.startswith("headrace: ")
     assert "127.0.0.1:1" in ran.err

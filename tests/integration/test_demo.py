@@ -1,14 +1,11 @@
 """`make demo`: it passes, its oracle sees what is wrong, and the bug that headrace exists to prevent makes it fail."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -16,15 +13,13 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from headrace.testing.servers.kafka import create_topic
-from tests.helpers.python_path import python_path
+from tests.helpers.python_path import ROOT, python_path
 
-ROOT = Path(__file__).parents[2]
 FLIGHTS = ROOT / "examples" / "flights"
 REINITIALISE = ROOT / "tests" / "faults" / "reinitialise"
 COUNT = 30_000
 OUTAGES = re.compile(r"outages: \d+\.\d s until the standby had taken over; \d+\.\d s from a cold start")
 LAST_LINE = re.compile(r"headrace demo: (\d+) records in, (\d+) out, (\d+) duplicates, (\d+) lost, (\d+) restores")
-
 pytestmark = pytest.mark.broker
 
 
@@ -66,7 +61,6 @@ def oracle(monkeypatch):
 
 @pytest.fixture(scope="module")
 def flights(broker):
-    """A topic of a thousand flights."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(FLIGHTS)
         producer, data = importlib.import_module("producer"), importlib.import_module("flights")
@@ -83,16 +77,12 @@ def replaced(table, column, row, value):
     return table.set_column(table.schema.get_field_index(column), column, pa.array(values, table.schema.field(column).type))
 
 
-@pytest.mark.parametrize(
-    ("change", "duplicates", "lost", "altered"),
-    [
-        (lambda rows: rows, 0, 0, 0), (lambda rows: pa.concat_tables([rows, rows.slice(7, 1)]), 1, 0, 0),
-        (lambda rows: rows.slice(1), 0, 1, 0), (lambda rows: pa.concat_tables([rows.slice(1), rows.slice(7, 1)]), 1, 1, 0),
-        (lambda rows: replaced(rows, "id", 3, 10**6), 0, 1, 1), (lambda rows: replaced(rows, "dest", 3, None), 0, 0, 1),
-        (lambda rows: replaced(rows, "offset", 3, 10**6), 0, 0, 1),
-    ],
-    ids=["nothing", "duplicate", "missing", "both", "unknown", "content", "offset"],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "duplicates", "lost", "altered"), [
+    (lambda rows: rows, 0, 0, 0), (lambda rows: pa.concat_tables([rows, rows.slice(7, 1)]), 1, 0, 0),
+    (lambda rows: rows.slice(1), 0, 1, 0), (lambda rows: pa.concat_tables([rows.slice(1), rows.slice(7, 1)]), 1, 1, 0),
+    (lambda rows: replaced(rows, "id", 3, 10**6), 0, 1, 1), (lambda rows: replaced(rows, "dest", 3, None), 0, 0, 1),
+    (lambda rows: replaced(rows, "offset", 3, 10**6), 0, 0, 1),
+], ids=["nothing", "duplicate", "missing", "both", "unknown", "content", "offset"])  # fmt: skip
 def test_the_oracle_sees(broker, flights, oracle, tmp_path, change, duplicates, lost, altered):
     rows = oracle.read_topic(broker.bootstrap, flights)
     write_output(tmp_path, change(rows))

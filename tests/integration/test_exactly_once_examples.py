@@ -1,7 +1,5 @@
 """The experiments of `examples/exactly_once`, as a user runs them; and that they see what they are there to see."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess
@@ -16,7 +14,6 @@ from headrace.connectors.kafka.client.properties import ClientConfig
 from tests.helpers.databases import mariadb, postgresql
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
-
 EXAMPLES = Path(__file__).parents[2] / "examples" / "exactly_once"
 
 

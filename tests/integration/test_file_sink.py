@@ -1,7 +1,5 @@
 """The file sink on a real disk: processes killed in the middle, readers alongside, and every type that Spark gives."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -150,11 +148,9 @@ def test_a_reader_alongside_it_sees_only_whole_files_of_committed_epochs(tmp_pat
 
 
 # --- every type that Spark gives ----------------------------------------------------------------------------------------
-
 NEW_YORK = ZoneInfo("America/New_York")
 VARIANT = pa.struct([pa.field("value", pa.binary(), nullable=False), pa.field("metadata", pa.binary(), nullable=False)])
 MOMENT = datetime(2024, 2, 29, 23, 59, 59, 123456)
-LAST_DAY = date(9999, 12, 31)
 
 # type, value, and what a JSON line says
 VALUES: list[tuple[pa.DataType, Any, str]] = [
@@ -165,7 +161,7 @@ VALUES: list[tuple[pa.DataType, Any, str]] = [
     (pa.decimal128(38, 18), Decimal("12345678901234567890.000000000000000001"), "12345678901234567890.000000000000000001"),
     (pa.decimal128(10, 0), Decimal(7), "7"), (pa.string(), 'é"\n\\\u2028😀', '"é\\"\\n\\\\\u2028😀"'),
     (pa.large_string(), "", '""'), (pa.binary(), b"\x00\xff", '"AP8="'), (pa.large_binary(), b"", '""'),
-    (pa.date32(), LAST_DAY, '"9999-12-31"'),
+    (pa.date32(), date(9999, 12, 31), '"9999-12-31"'),
     (pa.timestamp("us", "UTC"), MOMENT.replace(tzinfo=ZoneInfo("UTC")), '"2024-02-29T23:59:59.123456Z"'),
     (pa.timestamp("us", "America/New_York"), MOMENT.replace(tzinfo=NEW_YORK), '"2024-03-01T04:59:59.123456Z"'),
     (pa.timestamp("us"), MOMENT, '"2024-02-29T23:59:59.123456"'),
@@ -222,16 +218,11 @@ def test_columns_side_by_side(tmp_path):
     assert first == "{" + ",".join(f'"{name}":{text}' for name, (_, _, text) in zip(names, VALUES, strict=True)) + "}"
 
 
-@pytest.mark.parametrize(
-    ("file_format", "data_type"),
-    [
-        (FileFormat.JSON_LINES, pa.month_day_nano_interval()),
-        (FileFormat.JSON_LINES, pa.list_(pa.struct([("x", pa.month_day_nano_interval())]))),
-        (FileFormat.PARQUET, pa.month_day_nano_interval()),
-        (FileFormat.PARQUET, pa.struct([])),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("file_format", "data_type"), [
+    (FileFormat.JSON_LINES, pa.month_day_nano_interval()),
+    (FileFormat.JSON_LINES, pa.list_(pa.struct([("x", pa.month_day_nano_interval())]))),
+    (FileFormat.PARQUET, pa.month_day_nano_interval()), (FileFormat.PARQUET, pa.struct([])),
+], ids=str)  # fmt: skip
 def test_a_type_that_the_format_cannot_hold_is_refused_and_the_column_is_named(tmp_path, file_format, data_type):
     sink = FileSink(str(tmp_path), file_format)
     batch = pa.record_batch([pa.array([1]), pa.array([None], data_type)], names=["fine", "the column"])

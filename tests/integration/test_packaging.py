@@ -7,8 +7,6 @@ of seconds. What it cannot show is a requirement that is not declared, of headra
 there is nothing but what the extra `run` declares, and what that needs one after another, as after `pip install '.[run]'`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -37,7 +35,6 @@ from tests.helpers.kafka_rig import write_records
 from tests.helpers.sink_rig import read_pairs
 
 pytestmark = pytest.mark.timeout(300)
-
 ROOT = Path(__file__).parents[2]
 OURS = ("headrace", "__editable__", "pyspark_headrace")
 IMPORT = (
@@ -76,7 +73,6 @@ class Environment:
         return Path(sysconfig.get_path("purelib", "venv", {"base": str(self.home), "platbase": str(self.home)}))
 
     def install(self, *what: str | Path) -> None:
-        """As `pip install` does, but for libraries that are borrowed."""
         command = [sys.executable, "-m", "pip", "--python", self.python, "--disable-pip-version-check", "install", "--quiet"]
         done = run([*command, "--no-deps", "--no-build-isolation", "--no-index", *what], Path("/"))
         assert done.returncode == 0, done.stdout + done.stderr
@@ -175,7 +171,10 @@ def modules() -> set[str]:
         ("", "headrace"), ("headrace/", "enumerator"), ("headrace/", "connectors"), ("headrace/", "runners"),
         ("", "pyspark_headrace"),
     )  # fmt: skip
-    return {f"{prefix}{path.relative_to(ROOT)}" for prefix, folder in folders for path in (ROOT / folder).rglob("*.py")}
+    kinds = ("*.py", "*.pxd")
+    return {
+        f"{prefix}{path.relative_to(ROOT)}" for prefix, top in folders for kind in kinds for path in (ROOT / top).rglob(kind)
+    }
 
 
 def test_a_wheel_puts_two_names_into_site_packages_and_nothing_else(wheel):
@@ -327,7 +326,6 @@ class GuidesCopy:
         return [str(self._programs / name), *words]
 
     def start(self) -> subprocess.Popen[bytes]:
-        """What `headrace run` does until it is killed."""
         assert shutil.which("java", path=str(self._programs)) is None
         with self.log.open("ab") as log:
             command, environment = self._command(self._run), {"PATH": str(self._programs)}

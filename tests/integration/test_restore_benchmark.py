@@ -1,9 +1,6 @@
 """The restore benchmark's harness, end to end, with a real broker and the smallest real system."""
 
-from __future__ import annotations
-
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,9 +16,9 @@ from benchmarks.restore.scenarios import Scenario
 from benchmarks.restore.systems import BY_NAME
 from benchmarks.restore.timeline import Curve
 from tests.helpers.kafka_tools import created
+from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.broker
-
 TIMEOUT_S = 60.0
 RATE = 500.0
 SHORT = Timing(warm_up_s=1.0, steady_s=1.0, restore_s=60.0)
@@ -77,9 +74,9 @@ def test_what_the_load_says_it_wrote_is_in_the_topic_and_the_probe_sees_it_all(b
     controls.partitions.value, controls.rate.value = 3, 2000.0
     seeing = probe(broker.bootstrap, name, tmp_path / "probe", controls)
     with seeing as watching, load(broker.bootstrap, name, 100, tmp_path / "load", controls) as running:
-        _until(lambda: controls.produced.value >= 3000, running.check)
+        eventually(lambda: controls.produced.value >= 3000, seconds=TIMEOUT_S, check=running.check)
         counts = running.stop()
-        _until(lambda: controls.visible.value >= sum(counts), watching.check)
+        eventually(lambda: controls.visible.value >= sum(counts), seconds=TIMEOUT_S, check=watching.check)
         watching.kill()
         written = read_log(broker.bootstrap, name, "read_committed", 100)
         outcome = judge(counts, written, lambda: written, watching.seen())
@@ -89,11 +86,3 @@ def test_what_the_load_says_it_wrote_is_in_the_topic_and_the_probe_sees_it_all(b
     without_one = {**written, 0: Log(written[0].offsets[1:], written[0].ids[1:])}
     assert judge(counts, without_one, lambda: without_one, watching.seen()).lost == 1
     assert isinstance(running.curve(), Curve)
-
-
-def _until(condition, check) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        check()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

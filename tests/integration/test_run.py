@@ -1,7 +1,5 @@
 """A pipeline against a real Kafka: the lines of its guide."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -21,7 +19,6 @@ from tests.helpers.python_path import ROOT, python_path
 from tests.helpers.sink_rig import read_pairs
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
-
 TIMEOUT_S = 90.0
 RECORDS = 2000
 

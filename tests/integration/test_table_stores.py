@@ -1,7 +1,5 @@
 """Tables on S3 and in Glue, both played by moto, as other readers find them; requests that fail, and lost answers."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

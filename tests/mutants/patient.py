@@ -6,8 +6,6 @@ These are counted by looks at it, and nothing looks while the run is stopped (SI
 because the tests' own deadlines have passed: it is ended so that mutmut says so, and `run.py` runs it again.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

@@ -10,8 +10,6 @@ tables and decorated functions other than static and class methods are not mutat
 not there, and for an entry that fits no survivor.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -24,13 +22,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
-EQUIVALENT = FOLDER / "equivalent.json"
 RESULTS = FOLDER / "results"
 # the working directory is on its path, as mutmut expects
 AS_MUTMUT = f"import runpy; runpy.run_path({str(FOLDER / 'patient.py')!r}, run_name='__main__')"
 RUNS_WITHOUT_RESULT = 5
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "build", "site", "__pycache__", "results", "mutants")
-_LINKS = ("enumerator", "connectors", "runners")
 
 
 @dataclass(frozen=True)
@@ -46,21 +42,17 @@ _CORE = (
     "events", "split", "transitions", "errors",
 )  # fmt: skip
 GROUPS = {
-    "core": Group(
-        [f"headrace/enumerator/{name}" for name in _CORE],
-        [
-            *(
-                "tests/unit/enumerator/test_ledger", "tests/unit/enumerator/test_enumerator",
-                "tests/unit/enumerator/test_coordinator", "tests/unit/enumerator/test_progress",
-            ),
-            *(
-                "tests/unit/enumerator/test_checkpoint", "tests/unit/enumerator/test_envelope",
-                "tests/unit/enumerator/test_embedded", "tests/unit/enumerator/test_errors",
-            ),
-            "tests/unit/enumerator/test_source_driver",
-            "tests/regressions/test_restore_and_enumeration",
-        ],
-    ),
+    "core": Group([f"headrace/enumerator/{name}" for name in _CORE], [
+        *(
+            "tests/unit/enumerator/test_ledger", "tests/unit/enumerator/test_enumerator",
+            "tests/unit/enumerator/test_coordinator", "tests/unit/enumerator/test_progress",
+        ),
+        *(
+            "tests/unit/enumerator/test_checkpoint", "tests/unit/enumerator/test_envelope",
+            "tests/unit/enumerator/test_embedded", "tests/unit/enumerator/test_errors",
+        ),
+        "tests/unit/enumerator/test_source_driver", "tests/regressions/test_restore_and_enumeration",
+    ]),
     "commit": Group(["headrace/connectors/base/commit"], ["tests/unit/base/test_commit"]),
     "planner": Group(
         ["headrace/runners/spark/planning", "headrace/runners/spark/stream", "headrace/runners/spark/tasks"],
@@ -92,7 +84,7 @@ def prepare(group: Group, copy: Path) -> None:
     copy.mkdir(parents=True, exist_ok=True)
     for name in ("headrace", "pyspark_headrace", "tests"):
         mirror(ROOT / name, copy / name)
-    for name in _LINKS:
+    for name in ("enumerator", "connectors", "runners"):
         mirror(ROOT / name, copy / "headrace" / name)
     modules = "".join(f"\n    {module}.py" for module in group.modules)
     tests = "".join(f"\n    {test}.py" for test in group.tests)
@@ -157,7 +149,7 @@ def change_of(copy: Path, mutant: str) -> Change:
 def explained(modules: Iterable[str]) -> dict[Change, str]:
     """The entries of `equivalent.json` for these modules, with their reasons."""
     names = tuple(module.replace("/", ".") + "." for module in modules)
-    entries = [entry for entry in json.loads(EQUIVALENT.read_text()) if entry["function"].startswith(names)]
+    entries = [entry for entry in json.loads((FOLDER / "equivalent.json").read_text()) if entry["function"].startswith(names)]
     return {Change(entry["function"], entry["was"], entry["now"]): entry["why"] for entry in entries}
 
 

@@ -41,7 +41,6 @@ def runs():
 
 @pytest.fixture
 def published(monkeypatch):
-    """The splits of which positions were published."""
     splits = []
     monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, published: splits.extend(published))
     return splits
@@ -52,7 +51,6 @@ def values(run):
 
 
 def read(run):
-    """Everything there is just now, sorted."""
     while run.step(0):
         pass
     return "".join(sorted(values(run)))
@@ -237,7 +235,6 @@ def ends_in_nothing(fake_kafka):
 
 
 def read_to_its_end(run, calls=200):
-    """The values; and whether it has ended by itself."""
     for _ in range(calls):
         if run.finished:
             break

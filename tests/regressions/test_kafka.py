@@ -1,7 +1,5 @@
 """Regression suite: the sequences by which real systems lost or doubled records, on KafkaSource and a real broker."""
 
-from __future__ import annotations
-
 import logging
 import socket
 from dataclasses import replace

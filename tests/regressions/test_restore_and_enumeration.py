@@ -1,7 +1,5 @@
 """Restore and enumeration bugs that real systems shipped, each sequence replayed on the core. The table is in README.md."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import pytest
@@ -15,7 +13,6 @@ from tests.simulation.bugs import core
 
 
 def read(run: EmbeddedRun) -> str:
-    """Everything there is just now, sorted."""
     values: list[str] = []
     while (batch := run.poll(0.0)) is not None:
         values += batch.records.column("value").to_pylist()

@@ -1,7 +1,5 @@
 """Each row of the table names tests that exist, or gives the reason why there is none."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -11,18 +9,15 @@ ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).parent / "README.md"
 NAMED = re.compile(r"`(?:([\w/.-]+\.py)::)?((?:Test\w+|test_\w+)(?:::test_\w+)?)(?:\[[^`]*\])?`")
 DEFINED = re.compile(r"^\s*(?:async )?(?:def|class) (Test\w+|test_\w+)", re.MULTILINE)
-NO_TEST = "cannot arise: "
 
 
 @pytest.fixture(scope="module")
 def defined():
-    """The tests and their classes, by file."""
     paths = sorted((ROOT / "tests").rglob("test_*.py"))
     return {str(path.relative_to(ROOT)): set(DEFINED.findall(path.read_text())) for path in paths}
 
 
 def rows():
-    """Bug and last cell of each row."""
     lines = [line for line in TABLE.read_text().splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     return [(bug, tests) for bug, _, tests in cells if bug != "bug" and set(bug) != {"-"}]
@@ -40,4 +35,4 @@ def test_each_row_names_tests_that_exist(defined):
 
 
 def test_each_row_without_a_test_gives_a_reason():
-    assert [bug for bug, tests in rows() if not NAMED.search(tests) and not tests.startswith(NO_TEST)] == []
+    assert [bug for bug, tests in rows() if not NAMED.search(tests) and not tests.startswith("cannot arise: ")] == []

@@ -23,7 +23,6 @@ from tests.helpers.record_batches import HEADER
 from tests.helpers.sink_rig import committer, die_in_commit, eventually, kafka_sink, ongoing, prepared, read_all, rows
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
-
 JOB = "job"
 TRANSACTIONAL = 0x10
 

@@ -1,9 +1,4 @@
-"""A Kafka cluster as a value: what `KafkaCluster` answers of it, without I/O, while topics come, go and change.
-
-Each broker has its own view of the metadata, which may lag behind or forget topics for a while; one of them always knows.
-"""
-
-from __future__ import annotations
+"""A Kafka cluster as a value, while topics come, go and change. Brokers' metadata may lag; one of them always knows."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -136,7 +131,6 @@ class Brokers:
             self.views[number % BROKERS].pop(name, None)
 
     def settle(self) -> None:
-        """Every broker knows what there is."""
         self.lagging.clear()
         self.is_away, self.dead_broker = False, None
         self.low_answers = 0
@@ -181,9 +175,7 @@ class Brokers:
                 raise UnknownTopicError(unknown)
         return {name: topic for name, topic in seen.items() if topic is not None}
 
-    def list_offsets(
-        self, positions: Mapping[TopicPartition, Any], isolation: Any = None
-    ) -> dict[TopicPartition, OffsetAnswer]:
+    def list_offsets(self, positions: Mapping[TopicPartition, Any], isolation=None) -> dict[TopicPartition, OffsetAnswer]:
         self._reach()
         return {tp: self._offset(tp, position) for tp, position in positions.items()}
 

@@ -5,11 +5,9 @@ too. Any attempt may die between two commands of a call, and its call may contin
 any moment. What the options of the job let it do is an `Engine`.
 """
 
-from __future__ import annotations
-
 import random
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -23,7 +21,10 @@ from headrace.enumerator.errors import PeerError
 from headrace.runners.beam import shard as beam_shard
 from headrace.runners.beam.shard import CLEAN_UP_S, BundleFinalised, CallFailed, CallStarted, Return, Shard, ShardState, Write
 from headrace.testing.memory_sink import MemorySink, State
+from tests.simulation.bugs import shards
+from tests.simulation.bugs.injecting import Injected, bug
 from tests.simulation.commit import FusedLog
+from tests.simulation.search import Adversary, by_chance
 
 RUN = "run"
 JOB = "run-0"
@@ -87,8 +88,6 @@ class Call:
 
 @dataclass
 class Simulation:
-    """One history."""
-
     random: random.Random
     make_shard: Callable[[], Shard[Any]] = Shard
     engine: Engine = Engine()
@@ -103,7 +102,7 @@ class Simulation:
     source_barrier: int | None = None
     outstanding: list[Callable[[], object]] = field(default_factory=list)
     zombies: list[Call] = field(default_factory=list)
-    happened: dict[str, int] = field(default_factory=dict)
+    happened: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.nonces = count()
@@ -111,7 +110,6 @@ class Simulation:
         self.processes = self.started()
 
     def started(self) -> list[Process]:
-        """The worker processes of a new attempt."""
         return [Process(self.make_shard(), next(self.nonces)) for _ in range(1 if self.engine.sticky else 2)]
 
     # --- what may happen ----------------------------------------------------------------------------------------------
@@ -129,7 +127,6 @@ class Simulation:
         self.run([], may_die=True)
 
     def barrier(self) -> None:
-        """The barrier of a checkpoint comes, when the options let it."""
         if sum(not snapshot.is_savepoint for snapshot in self.under_way) >= self.engine.concurrent:
             return
         if self.engine.pause and self.to_be_told:
@@ -163,13 +160,11 @@ class Simulation:
         self.count("checkpoint")
 
     def abort(self) -> None:
-        """One of them comes to nothing."""
         if self.under_way and self.random.random() < 0.3:
             self.under_way.remove(self.random.choice(self.under_way))
             self.count("aborted checkpoint")
 
     def notification(self) -> None:
-        """The task hears of the completion."""
         if self.to_be_told:
             self.to_be_told -= 1
             callbacks, self.outstanding = self.outstanding, []
@@ -275,7 +270,7 @@ class Simulation:
         self.count("restore")
 
     def count(self, what: str) -> None:
-        self.happened[what] = self.happened.get(what, 0) + 1
+        self.happened[what] += 1
 
     # --- what must be true --------------------------------------------------------------------------------------------
     def check(self) -> None:
@@ -290,7 +285,7 @@ class Simulation:
         if early := [row for row in rows if row >= self.completed.position]:
             raise BrokenPromiseError(f"seen before a checkpoint covers them: {early}")
 
-    def finish(self) -> None:
+    def drain(self) -> None:
         """Time without trouble; then every row is seen, once, and nothing is still open."""
         while self.zombies:
             self.zombie()
@@ -323,5 +318,39 @@ def schedule(
     simulation = Simulation(random.Random(seed), make_shard, engine or Engine())
     for _ in range(steps):
         simulation.step()
-    simulation.finish()
+    simulation.drain()
     return simulation.happened
+
+
+_shard: list[type[Shard[Any]]] = [Shard]
+
+
+def _shard_simulation() -> Simulation:
+    """Under the options of Flink that are accepted; its chances are taken from an action's numbers."""
+    return Simulation(random.Random(0), _shard[0], Engine())
+
+
+_OFTEN = dict.fromkeys(("write", "heartbeat", "barrier", "complete", "notification"), 3)
+_SELDOM = dict.fromkeys(("savepoint", "abort", "crash", "expire", "time"), 1)
+
+SHARDS = Adversary(
+    "shards", _shard_simulation, 0,
+    ({**_OFTEN, **_SELDOM, "zombie": 2}, {**_OFTEN, **_SELDOM, "write": 6, "crash": 3, "zombie": 4, "expire": 2}), longest=90,
+    actions=by_chance(Simulation, (*_OFTEN, *_SELDOM, "zombie"), "random"),
+)  # fmt: skip
+
+
+def _injected(shard: type[Shard[Any]]) -> Injected:
+    def injected() -> Iterator[None]:
+        _shard[0] = shard
+        try:
+            yield
+        finally:
+            _shard[0] = Shard
+
+    injected.__name__, injected.__doc__ = shard.__name__, shard.__doc__
+    return bug(injected)
+
+
+INJECTED = tuple(_injected(shard) for shard in shards.INJECTED)
+"""Those of `bugs.shards`."""

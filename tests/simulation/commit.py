@@ -9,8 +9,6 @@ In half of the schedules drivers are supervised: each has a driver id and claims
 fenced asks again in another of its processes, as `StreamWriter` does. Then only who owns the job by the list may write it.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter, deque
 from collections.abc import Callable
@@ -22,12 +20,12 @@ import pyarrow as pa
 from headrace.connectors.base import commit as commits
 from headrace.connectors.base.commit import ClaimRequested, CommitPhase, CommitRequested, RecoveryRequested, StaleEpochError
 from headrace.connectors.base.sink import Attempt, CommitList, JobClaim, Outcome
-from headrace.enumerator.errors import FencedError, PeerError
+from headrace.enumerator.errors import FencedError, HeadraceError, PeerError
 from headrace.testing import memory_sink
 from headrace.testing.memory_sink import MemoryHandle, MemorySink, MemoryTransactionLog, State
+from tests.simulation.search import Adversary
 
 JOB = "job"
-BYSTANDER = "job-2"  # its name starts with the other's, and no process may touch what it has prepared
 ZOMBIES_AT_MOST = 2
 ROWS_AT_MOST = 4
 TASKS_AT_MOST = 3
@@ -44,10 +42,7 @@ def list_in(data: bytes) -> CommitList[MemoryHandle]:
 
 
 class FusedLog(MemoryTransactionLog):
-    """A log whose caller dies after `fuse` more changes; it counts them, and remembers what was ever on a durable list.
-
-    `shown`: how often a transaction was committed.
-    """
+    """Its caller dies after `fuse` more changes. It remembers what was ever listed. `shown`: how often each was committed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +138,7 @@ class CommitSimulation:
         self.current = self._new_run(0)
         self.happened: Counter[str] = Counter()
         self.checked: tuple[int, ...] = ()
-        self.bystander = self.log.begin(BYSTANDER, "0.0.0")
+        self.bystander = self.log.begin("job-2", "0.0.0")  # its name starts with the other job's: nothing of it may be touched
         self.log.prepare(self.bystander)
 
     # --- actions ------------------------------------------------------------------------------------------------------
@@ -280,19 +275,33 @@ class CommitSimulation:
         assert committed <= self.log.listed, "a transaction was committed that never was on a durable list"
         assert self.log.entries[self.bystander].state is State.PREPARED, "another job's transaction was ended"
 
+    def epoch(self, size: int, tasks: int, fates: int) -> None:
+        self.write(0, size, tasks, 1, fates)
+        self.request(0)
+        self.finish(0)
+        self.store()
+
+    def prepared(self, which: int, size: int, tasks: int, look: int, fates: int) -> None:
+        """An epoch up to its commit, which is then under way."""
+        self.write(which, size, tasks, look, fates)
+        self.request(which)
+
     def drain(self) -> None:
         """Nothing fails any more: the job must continue by itself, and leave nothing open."""
-        self.restart(zombie=0, recover=0)
-        self.finish(0)
-        for _ in range(3):
-            self.write(0, size=2, tasks=2, look=0, fates=0)
-            run = self.current
-            self.request(0)
+        try:
+            self.restart(zombie=0, recover=0)
             self.finish(0)
-            assert self.current is run, "the job cannot continue though nothing fails any more"
-            self.check()
-            assert not self.log.unended(JOB), "something is still open"
-            self.store()
+            for _ in range(3):
+                self.write(0, size=2, tasks=2, look=0, fates=0)
+                run = self.current
+                self.request(0)
+                self.finish(0)
+                assert self.current is run, "the job cannot continue though nothing fails any more"
+                self.check()
+                assert not self.log.unended(JOB), "something is still open"
+                self.store()
+        except HeadraceError as error:
+            raise AssertionError(f"the job does not continue: {type(error).__name__}: {error}") from error
         assert self.completed.issuperset(range(self.done + 1))
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -427,3 +436,20 @@ def batch_of(values: list[str]) -> pa.RecordBatch:
 @lru_cache(maxsize=256)
 def _batch_of(values: tuple[str, ...]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": values})
+
+
+COMMITS = Adversary(
+    "commits",
+    CommitSimulation,
+    1,
+    (
+        {  # whole epochs, and commits that are under way
+            "restart": 5, "rewind": 3, "epoch": 5, "prepared": 12, "step": 24, "interrupt": 6, "finish": 5, "store": 4,
+            "again": 3, "recover_again": 1, "give_back": 1, "kill_zombie": 1, "expire": 5, "zombie_task": 3,
+        },
+        {  # step by step
+            "restart": 3, "rewind": 4, "write": 12, "request": 12, "step": 30, "interrupt": 5, "finish": 8, "store": 6,
+            "again": 1, "recover_again": 1, "give_back": 1, "kill_zombie": 1, "expire": 5, "zombie_task": 3,
+        },
+    ),
+)  # fmt: skip

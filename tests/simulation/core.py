@@ -7,9 +7,7 @@ The oracle is an output that is transactional per checkpoint. Whenever a checkpo
 every split, exactly the records between the split's last committed position and its position in the checkpoint.
 """
 
-from __future__ import annotations
-
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +17,15 @@ from headrace.enumerator import events as e
 from headrace.enumerator.coordinator import CheckpointPhase
 from headrace.enumerator.progress import ReaderProgress
 from headrace.testing.memory import MemorySplit, MemorySplitSerializer
+from tests.simulation.search import Adversary, taking
 
 SLOTS_AT_MOST = 4
 SPLITS_AT_MOST = 8
 DRAIN_ROUNDS_AT_MOST = 60
-ASSIGNMENTS = (EagerEnumerator, enumeration.LazyEnumerator)
+KEPT = 4
+"""This many completed checkpoints are kept, to go back to."""
 
+ASSIGNMENTS = (EagerEnumerator, enumeration.LazyEnumerator)
 Record = tuple[str, int]
 
 
@@ -95,9 +96,9 @@ class Slot:
 class Simulation:
     """One history. Every action is possible at any time; one that makes no sense just now does nothing."""
 
-    def __init__(self, *, bounded: bool, latest: bool = False, first_splits: int = 3) -> None:
-        self.external_state = ExternalState(bounded=bounded, latest=latest)
-        for number in range(first_splits):
+    def __init__(self, bounded: int, latest: int, first_splits: int) -> None:
+        self.external_state = ExternalState(bounded=bounded % 2 == 1, latest=latest % 3 == 0)
+        for number in range(first_splits % SPLITS_AT_MOST):
             self.external_state.create(number * 3)
         self.serializer = CheckpointSerializer("simulated", MemorySplitSerializer())
         self.durable: bytes | None = None
@@ -105,12 +106,14 @@ class Simulation:
         """Split -> up to where its records are committed. Starts where discovery resolved the start (I2)."""
         self.last_checkpoint_id = 0
         self.lifetimes = 0
-        self.counts: dict[str, int] = {}
+        self.happened: Counter[str] = Counter()
+        self.kept: list[tuple[bytes, dict[str, int]]] = []
         self.start(parallelism=2, assignment=0)
 
     # --- a lifetime of the whole job --------------------------------------------------------------------------------------
     def start(self, *, parallelism: int, assignment: int) -> None:
         self.lifetimes += 1
+        self.orphan: tuple[Any, bytes] | None = None
         self.slots = [Slot() for _ in range(parallelism)]
         self.discovery: list[DiscoveryResult[MemorySplit] | Exception | None] = []
         self.asked: list[Any] = []
@@ -126,6 +129,7 @@ class Simulation:
             self.done = {}
             enumerator = enumeration.create_enumerator(kind, parallelism=parallelism, discovery_interval_s=1.0)
         else:
+            self.happened["restore"] += 1
             checkpoint = self.serializer.deserialize(self.durable)
             enumerator = enumeration.restore_enumerator(kind, checkpoint, parallelism=parallelism, discovery_interval_s=1.0)
         self.coordinator: Coordinator[MemorySplit] = Coordinator(enumerator)
@@ -134,14 +138,15 @@ class Simulation:
             self.begin_reader(slot)
 
     def crash(self, *, stored: bool, parallelism: int, assignment: int) -> None:
-        """Everything dies. A checkpoint under way may have become durable (`stored`) although no process heard of it."""
+        """Everything dies. What was under way, or reported as aborted, may yet be durable (`stored`)."""
+        self.happened[f"crash in {self.coordinator.phase.name}"] += 1
+        if stored and self.persisting is None and self.orphan is not None:
+            self.persisting, self.persisting_bytes = self.orphan
+            self.happened["aborted, yet durable"] += 1
         if stored and self.persisting is not None:
             self.commit()
-        self.count("crash")
+        self.happened["crash"] += 1
         self.start(parallelism=1 + parallelism % SLOTS_AT_MOST, assignment=assignment)
-
-    def count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
     def handle(self, event: Any) -> None:
@@ -166,14 +171,14 @@ class Simulation:
             case e.Fail(error):
                 raise error
             case e.DeclineCheckpoint():
-                self.count("declined")
+                self.happened["declined"] += 1
             case e.PublishPositions(splits):
                 behind = [s for s in splits if s.next_offset != self.done.get(s.split_id)]
                 assert not behind, f"published positions are not the committed ones: {behind}"
             case e.ProveGone(splits):
                 self.proofs.append(frozenset(split.split_id for split in splits) & self.external_state.deleted)
             case e.ReportMissing() | e.ReportDiscoveryFailure():
-                self.count(type(command).__name__)
+                self.happened[type(command).__name__] += 1
 
     # --- discovery ----------------------------------------------------------------------------------------------------
     def run_discovery(self) -> None:
@@ -191,7 +196,7 @@ class Simulation:
 
     def answer_discovery(self) -> None:
         if self.proofs and (gone := self.proofs.pop()):
-            self.count("SplitsGone")
+            self.happened["SplitsGone"] += 1
             self.handle(e.SplitsGone(gone))
             self.gone |= gone
         if not self.discovery:
@@ -226,7 +231,7 @@ class Simulation:
         slot = self.slots[slot_number % len(self.slots)]
         if slot.living is None:
             return
-        self.count("reader lost")
+        self.happened["reader lost"] += 1
         slot.living.alive = False
         if drop_messages:
             slot.outbox.clear()
@@ -300,7 +305,7 @@ class Simulation:
         checkpoint = self.persisting
         if checkpoint is None:
             return
-        self.count("completed")
+        self.happened["completed"] += 1
         readers = self.commit()
         self.persisting = None
         for reader in readers:
@@ -311,7 +316,9 @@ class Simulation:
     def abort(self) -> None:
         """The checkpoint under way, be it still being collected, is given up; or the news of an old one's end comes late."""
         if self.coordinator.phase in (CheckpointPhase.COLLECTING, CheckpointPhase.PERSISTING):
-            self.count("aborted")
+            self.happened["aborted"] += 1
+        if self.persisting is not None:
+            self.orphan = self.persisting, self.persisting_bytes
         self.persisting = None
         if self.last_checkpoint_id:
             self.handle(e.CheckpointAborted(self.pending_id()))
@@ -332,7 +339,7 @@ class Simulation:
 
     def commit(self) -> list[DriverId]:
         """The checkpoint and the output that belongs to it become durable in one step."""
-        checkpoint = self.persisting
+        checkpoint, self.orphan = self.persisting, None
         assert checkpoint is not None
         readers = list(self.answered.pop(checkpoint.checkpoint_id, {}).values())
         committed: dict[str, list[int]] = {}
@@ -348,6 +355,7 @@ class Simulation:
             assert split_id in self.external_state.deleted, f"output of splits that are not in the checkpoint: {committed}"
             self.check_split(SplitState(MemorySplit(split_id, offsets[-1] + 1), finished=False), offsets)
         self.durable = self.persisting_bytes
+        self.kept = [*self.kept, (self.durable, dict(self.done))][-KEPT:]
         return readers
 
     def check_split(self, state: SplitState[MemorySplit], offsets: list[int]) -> None:
@@ -358,6 +366,56 @@ class Simulation:
         assert offsets == expected, f"{split}: committed {offsets}, not {expected}"
         assert not state.finished or split.next_offset == split.stop_offset, f"{split} is finished before its stop"
         self.done[split.split_id] = split.next_offset
+
+    def check(self) -> None:
+        """Every completed checkpoint is checked when it completes (`check_split`)."""
+
+    # --- several steps at once ----------------------------------------------------------------------------------------
+    def rewind(self, back: int, parallelism: int) -> None:
+        """The job is started from an older checkpoint, and its output goes back with it."""
+        if self.kept:
+            del self.kept[len(self.kept) - back % len(self.kept) :]
+            self.durable, done = self.kept[-1]
+            self.done = dict(done)
+            self.persisting = None
+            self.happened["rewind"] += 1
+            self.crash(stored=False, parallelism=parallelism, assignment=back)
+
+    def round(self) -> None:
+        self.discovery_due()
+        self.run_discovery()
+        self.answer_discovery()
+        self.exchange()
+
+    def whole_checkpoint(self, notify: int) -> None:
+        """A checkpoint from its trigger to its end; what a reader delivers next comes after it."""
+        self.round()
+        self.trigger()
+        self.exchange()
+        self.complete(notify=notify % 5 > 0)
+
+    def lost_while_persisting(self, slot: int, outcome: int) -> None:
+        """A reader dies and another takes over while a checkpoint is being stored; it may be lost or stored after all."""
+        self.trigger()
+        self.exchange()
+        if self.coordinator.phase is not CheckpointPhase.PERSISTING:
+            return
+        self.reader_polls(slot, outcome, 3)
+        self.lose_reader(slot, drop_messages=outcome % 2 == 1)
+        begin_missing(self)
+        self.exchange()
+        self.happened["lost while persisting"] += 1
+        if outcome % 3 == 0:
+            self.abort()
+        elif outcome % 3 == 1:
+            self.complete(notify=True)
+
+    def late_news(self) -> None:
+        """The end of a checkpoint that was given up long ago is reported again."""
+        if self.last_checkpoint_id > 1:
+            pending = self.coordinator._pending
+            number = self.last_checkpoint_id if pending is None else pending.checkpoint_id - 1
+            self.handle(e.CheckpointAborted(number))
 
     # --- the end ------------------------------------------------------------------------------------------------------
     def drain(self) -> None:
@@ -376,9 +434,7 @@ class Simulation:
         self.discovery_due()
         self.run_discovery()
         self.answer_discovery()
-        for number, slot in enumerate(self.slots):
-            if slot.living is None:
-                self.begin_reader(number)
+        begin_missing(self)
         for _ in range(3):
             self.exchange()
         self.trigger()
@@ -436,13 +492,51 @@ def delete(simulation: Simulation, which: int, chance: int) -> None:
 
 
 def close(simulation: Simulation, chance: int) -> None:
-    """A bounded simulation: no split will be created any more."""
     if chance == 0 and simulation.external_state.bounded:
         simulation.external_state.closed = True
 
 
 def begin_missing(simulation: Simulation) -> None:
-    """Slots without a reader get one."""
     for number, slot in enumerate(simulation.slots):
         if slot.living is None:
             simulation.begin_reader(number)
+
+
+CORE = Adversary(
+    "core",
+    Simulation,
+    3,
+    (
+        {  # whole exchanges and checkpoints: gets far in a few steps, and restores often
+            "grow": 4, "create": 3, "hide": 2, "show": 2, "delete": 4, "close": 2, "round": 8, "discovery_due": 2,
+            "run_discovery": 2, "answer_discovery": 2, "polls": 6, "sends": 3, "receives": 3, "lose": 3, "begin": 2,
+            "begin_missing": 3, "whole_checkpoint": 8, "trigger": 2, "complete": 2, "abort": 1, "late_news": 1, "crash": 4,
+            "rewind": 1, "lost_while_persisting": 3, "fail_discovery": 1,
+        },
+        {  # message by message: every interleaving, more seldom far
+            "grow": 4, "create": 2, "hide": 2, "show": 2, "delete": 4, "close": 1, "run_discovery": 6, "fail_discovery": 1,
+            "answer_discovery": 6, "discovery_due": 3, "sends": 24, "receives": 20, "polls": 20, "lose": 3, "begin": 1,
+            "begin_missing": 3, "trigger": 8, "complete": 10, "abort": 2, "late_news": 1, "crash": 2, "rewind": 1,
+        },
+        {  # both: whole checkpoints, and trouble in the middle of them
+            "grow": 4, "create": 2, "hide": 2, "show": 2, "close": 1, "round": 3, "run_discovery": 3, "answer_discovery": 3,
+            "discovery_due": 2, "sends": 12, "receives": 10, "polls": 10, "lose": 5, "begin": 2, "begin_missing": 3,
+            "trigger": 6, "complete": 6, "abort": 2, "whole_checkpoint": 4, "crash": 5, "rewind": 1, "lost_while_persisting": 2,
+        },
+    ),
+    actions={
+        "grow": (lambda w, which, by: grow(w, which, 1 + by % 5), 2),
+        "create": (lambda w, size: w.external_state.create(size % 8), 1),
+        "show": (lambda w: w.external_state.hidden.clear(), 0),
+        "delete": (lambda w, which, chance: delete(w, which, chance % 8), 2),
+        "close": (lambda w, chance: close(w, chance % 4), 1),
+        "sends": (Simulation.reader_sends, 1),
+        "receives": (Simulation.reader_receives, 1),
+        "polls": (Simulation.reader_polls, 3),
+        "lose": (lambda w, slot, drop: w.lose_reader(slot, drop_messages=drop % 2 == 1), 2),
+        "begin": (Simulation.begin_reader, 1),
+        "complete": (lambda w, notify: w.complete(notify=notify % 5 > 0), 1),
+        "crash": (lambda w, s, p, a: w.crash(stored=s % 2 == 1, parallelism=p, assignment=a), 3),
+        **taking(hide, begin_missing),
+    },
+)  # fmt: skip

@@ -6,8 +6,6 @@ where that one does not know the topic by its id. The oracle: what is handed out
 before, is what lies in its log, and in the end is all of it; a partition is given up only where its records are gone.
 """
 
-from __future__ import annotations
-
 import struct
 from collections import Counter
 from dataclasses import dataclass, field
@@ -69,9 +67,7 @@ class View:
 
 @dataclass
 class Log:
-    """A partition as its leader has it; a follower has the first `followed` batches of it. `successor`: the id of another topic
-    of this name, made when this one was gone.
-    """
+    """As the leader has it; a follower has `followed` batches. `successor`: the id of the topic made after this one."""
 
     topic: str
     topic_id: UUID
@@ -116,15 +112,11 @@ class Log:
 
 @dataclass
 class Request:
-    """A request under way."""
-
     broker: Broker
     asked: list[Asked]
 
 
 class FetchSimulation:
-    """One history."""
-
     def __init__(self, stops: int, starts: int) -> None:
         self.happened: Counter[str] = Counter()
         self.now = 0.0
@@ -405,9 +397,7 @@ def _said(records: bytes = b"", **given: object) -> PartitionAnswer:
 
 
 FETCH = Adversary(
-    "fetch",
-    FetchSimulation,
-    2,
+    "fetch", FetchSimulation, 2,
     (
         {
             "look_up": 8, "send": 14, "land": 14, "append": 10, "new_leader": 2, "news": 6, "unlearn": 1, "follow": 2,

@@ -15,12 +15,10 @@ long that it may have been taken for dead calls no driver. Once nothing is wrong
 follows with a warm driver, the job gets on, and it stays so, also while the lease store is away; a dead leader is replaced.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -58,7 +56,6 @@ SETTLED = {(LeasePhase.LEADING, True, DriverPhase.ACTIVE, False), (LeasePhase.FO
 """Of each driver: what its supervisor does, whether it is called, what it does, and whether it hangs."""
 AWAY_STEPS, BACK_STEPS = 60, 40
 """Each is as long as it takes to be taken for dead, and longer."""
-SPEEDS = (0.8, 1.0, 1.25)
 
 
 @dataclass(eq=False)
@@ -126,7 +123,7 @@ class SeenLog(FusedLog):
 class Host:
     """A machine with one supervisor. `now_s`: its own clock."""
 
-    def __init__(self, simulation: Simulation, name: str, speed: float) -> None:
+    def __init__(self, simulation: "Simulation", name: str, speed: float) -> None:
         self.simulation, self.name, self.speed = simulation, name, speed
         self.now_s = simulation.chances.uniform(0, 1000)
         self.is_paused = self.is_cut_off = False
@@ -198,7 +195,6 @@ class Host:
         self.core = self.new_core()
 
     def stop(self) -> None:
-        """SIGTERM."""
         self.stops += 1
         if self.lease.phase is LeasePhase.LEADING:
             self.tell(supervision.JobStopRequested(self.now_s))
@@ -252,8 +248,8 @@ class Host:
 class Simulation:
     """See the module."""
 
-    def __init__(self, seed: int) -> None:
-        self.chances = random.Random(seed)
+    def __init__(self, high: int, low: int) -> None:
+        self.chances = random.Random(high * NUMBERS + low)
         self.happened: Counter[str] = Counter()
         self.lease_store: str | None = None
         self.lease_store_is_away = False
@@ -265,7 +261,7 @@ class Simulation:
         self.sink = MemorySink(self.log)
         self.checked = 0
         self.is_in_between = False
-        self.hosts = [Host(self, name, self.chances.choice(SPEEDS)) for name in ("a", "b")]
+        self.hosts = [Host(self, name, self.chances.choice((0.8, 1.0, 1.25))) for name in ("a", "b")]
 
     def heartbeat(self) -> Heartbeat | None:
         return None if self.lease_store is None else heartbeat_in(self.lease_store)
@@ -448,22 +444,18 @@ class Simulation:
 
     def pause_in_a_batch(self) -> None:
         """A host whose driver has planned a batch, and has yet to look what is recorded."""
-        for _ in range(40):
-            self.step()
-            planned = [host for host in self.hosts if any(driver.has_planned for driver in host.drivers.values())]
-            if planned:
-                self.chances.choice(planned).is_paused = True
-                self.happened["paused in a batch"] += 1
-                return
+        self._pause_one("batch", lambda host: any(driver.has_planned for driver in host.drivers.values()))
 
     def pause_in_a_look(self) -> None:
         """A host that leads, once the lease store has been asked, and before it has heard the answer."""
+        self._pause_one("check", lambda host: host.answer is not None and host.lease.phase is LeasePhase.LEADING)
+
+    def _pause_one(self, where: str, is_there: Callable[[Host], bool]) -> None:
         for _ in range(40):
             self.step()
-            asking = [host for host in self.hosts if host.answer is not None and host.lease.phase is LeasePhase.LEADING]
-            if asking:
-                self.chances.choice(asking).is_paused = True
-                self.happened["paused in a check"] += 1
+            if there := [*filter(is_there, self.hosts)]:
+                self.chances.choice(there).is_paused = True
+                self.happened[f"paused in a {where}"] += 1
                 return
 
     def wake(self) -> None:
@@ -542,6 +534,9 @@ class Simulation:
         self._gets_on(0)
         assert follower.lease.phase is LeasePhase.LEADING, "no process leads in place of one that is dead"
 
+    def go_on_a_little(self, steps: int) -> None:
+        self.go_on(steps % 8)
+
     def _settle(self) -> None:
         steps = batches = 0
         for _ in range(CALM_STEPS):
@@ -572,22 +567,12 @@ class Simulation:
         return len(seen) == len(SETTLED) and set(seen) == SETTLED
 
 
-class HostsSimulation(Simulation):
-    """The same as a schedule of steps."""
-
-    def __init__(self, high: int, low: int) -> None:
-        super().__init__(high * NUMBERS + low)
-
-    def go_on_a_little(self, steps: int) -> None:
-        self.go_on(steps % 8)
-
-
 _FAULTS = {
     "pause": 3, "pause_in_a_batch": 2, "pause_in_a_look": 3, "wake": 3, "cut_off": 2, "heal": 3, "take_lease_store_away": 1,
     "lose_answers": 1, "wipe_lease_store": 1, "power_off": 1, "power_on": 2, "hit_driver": 2, "terminate": 2, "jump": 1,
 }  # fmt: skip
 
 HOSTS = Adversary(
-    "hosts", HostsSimulation, 2, ({"go_on": 14, **_FAULTS}, {"go_on": 6, "go_on_a_little": 12, **_FAULTS}), longest=60,
+    "hosts", Simulation, 2, ({"go_on": 14, **_FAULTS}, {"go_on": 6, "go_on_a_little": 12, **_FAULTS}), longest=60,
     actions=by_chance(Simulation, _FAULTS),
 )  # fmt: skip

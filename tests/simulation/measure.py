@@ -1,7 +1,5 @@
 """How many schedules it takes to find each injected bug: `python -m tests.simulation.measure` writes the table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.simulation.bugs.injecting import Injected

@@ -6,8 +6,6 @@ its workers then continue as zombies for as long as they like. A second coordina
 another machine with the same checkpoints in a store, while the first one continues.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -54,12 +52,9 @@ class CoordinatorDiedError(BaseException):
 
 
 class Log(MemoryTransactionLog):
-    """Each change is instructed to the simulation, which may kill who makes it.
+    """The simulation may kill who makes a change. `shown`: the lists that a check shows in place of those of now."""
 
-    `shown`: the lists that a check shows, where it does not show those of now.
-    """
-
-    def __init__(self, simulation: RunSimulation) -> None:
+    def __init__(self, simulation: "RunSimulation") -> None:
         super().__init__()
         self.simulation = simulation
         self.changes = 0
@@ -152,7 +147,7 @@ class DiskStore:
 class Worker:
     """A worker's process. what it is given and says waits in `inbox` and `outbox`."""
 
-    def __init__(self, simulation: RunSimulation, number: int, registry: WorkerRegistry) -> None:
+    def __init__(self, simulation: "RunSimulation", number: int, registry: WorkerRegistry) -> None:
         self.simulation, self.number = simulation, number
         self.jobs = {name: registry.job(number, name) for name in simulation.outputs.sinks}
         self.inbox: deque[Any] = deque()
@@ -227,7 +222,7 @@ class Worker:
 class Lifetime:
     """One coordinator, on one disk."""
 
-    def __init__(self, simulation: RunSimulation, disk: Disk) -> None:
+    def __init__(self, simulation: "RunSimulation", disk: Disk) -> None:
         self.simulation = simulation
         self.store = DiskStore(disk, simulation.outputs.handles, simulation.changing)
         number = disk.registry.next_number
@@ -244,10 +239,10 @@ class Lifetime:
             simulation.sink,
             restored,
             number,
-            lambda: simulation.now_s,
-            simulation.draw,
             self.is_stored,
             lambda splits: None,  # nothing of a log is ever removed here
+            lambda: simulation.now_s,
+            simulation.draw,
         )
         self.job: JobCommitter[Any] = JobCommitter(self.store.registry.run, self.committer)
         self.workers: dict[int, Worker] = {}
@@ -639,11 +634,7 @@ class RunSimulation:
         raise BrokenPromiseError(f"{sorted(wanted - done)} are missing, or a dead worker's transaction is open")
 
     def left_open(self) -> bool:
-        """A dead worker's transaction is open that the folder knows of.
-
-        One that its copy does not know, or that a zombie has started after it was cleaned up twice, is left to the sink's
-        timeout.
-        """
+        """A dead worker's transaction is open that the folder knows of. Any other is left to the sink's timeout."""
         if self.happened["foreign coordinator"]:
             return False
         registry = self.disk.registry
@@ -695,9 +686,7 @@ def one_by_one() -> Iterator[None]:
 
 
 RUN = Adversary(
-    "run",
-    RunSimulation,
-    1,
+    "run", RunSimulation, 1,
     (
         {
             "grow": 4, "event": 14, "timer": 3, "interval": 5, "deliver": 14, "receive": 14, "read": 14, "commit": 10,
@@ -710,8 +699,7 @@ RUN = Adversary(
             "time": 1,
         },
     ),
-    longest=150,
-    around=one_by_one,
+    longest=150, around=one_by_one,
 )  # fmt: skip
 
 
@@ -739,9 +727,7 @@ class TwoOutputsSimulation(RunSimulation):
 
 
 OUTPUTS = replace(
-    RUN,
-    name="outputs",
-    begin=TwoOutputsSimulation,
+    RUN, name="outputs", begin=TwoOutputsSimulation,
     mixes=(
         {**RUN.mixes[0], "outage": 4}, {**RUN.mixes[1], "outage": 8},
         {**RUN.mixes[0], "late_outage": 8, "crash": 6, "round": 6}, {**RUN.mixes[1], "looks_lag": 2},

@@ -5,8 +5,6 @@ does nothing where it does not apply, so a schedule with steps left out is a his
 same seed gives the same history.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +17,6 @@ from typing import Any, Protocol
 Numbers = tuple[int, ...]
 Step = tuple[str, Numbers]
 Action = tuple[Callable[..., None], int]
-
 NUMBERS = 64
 """Numbers are drawn below this."""
 

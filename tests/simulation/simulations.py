@@ -1,16 +1,13 @@
 """Every simulated simulation, the bugs that are injected for it, and what must happen often in it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.simulation import checkpoints_search
+from tests.simulation import checkpoints
 from tests.simulation.bugs import commits, core, fetches, lease, run, spark, standby
 from tests.simulation.bugs.injecting import Injected
-from tests.simulation.checkpoints_search import SHARDS
-from tests.simulation.commit_search import COMMITS
-from tests.simulation.core_search import CORE
+from tests.simulation.commit import COMMITS
+from tests.simulation.core import CORE
 from tests.simulation.fetch import FETCH
 from tests.simulation.lease import HOSTS
 from tests.simulation.run import OUTPUTS, RUN
@@ -21,10 +18,7 @@ from tests.simulation.standby import STANDBY
 
 @dataclass(frozen=True)
 class Searched:
-    """`schedules`: how many the tests play, of the code as it is and of that with an injected bug.
-
-    `often`: what must happen in them, and how often at least.
-    """
+    """`schedules`: how many the tests play. `often`: what must happen in them, and how often at least."""
 
     adversary: Adversary
     schedules: int
@@ -42,9 +36,8 @@ SIMULATIONS = (
     }),
     Searched(COMMITS, 500, commits.ALL, {
         "commit completed": 1050, "restart": 700, "Copy": 35, "fenced": 25, "fenced, and asks again": 60, "superseded": 40,
-        "given back": 35, "check failed": 70, "stale epoch refused": 17, "tasks refused": 14, "epoch skipped": 70,
-        "again": 17, "expired PREPARED": 175, "expired OPEN": 35, "expired listed": 7,
-        **{f"killed {phase}": 2 for phase in _KILLED},
+        "given back": 35, "check failed": 70, "stale epoch refused": 17, "tasks refused": 14, "epoch skipped": 70, "again": 17,
+        "expired PREPARED": 175, "expired OPEN": 35, "expired listed": 7, **{f"killed {phase}": 2 for phase in _KILLED},
     }),
     Searched(SPARK, 1500, spark.IN_SPARK, {
         "batch": 2000, "restart": 500, "zombie driver": 150, "rewind": 20, "stale epoch refused": 3, "executor lost": 200,
@@ -56,20 +49,20 @@ SIMULATIONS = (
         "topic recreated": 20, "topic forgotten": 300, "new leader": 300, "retention": 30, "outage": 200,
     }),
     Searched(FETCH, 1000, fetches.IN_FETCHES, {
-        "data": 3000, "new leader": 800, "truncated": 50, "expired": 100, "started over": 300, "request lost": 40,
-        "quota": 40, "left out": 40, "sent to a follower": 300, "in range after all": 4, "unknown topic": 300,
-        "another topic": 30, "one broker lags behind": 120, "deleted": 30, "recreated": 15, "gave up: LogTruncatedError": 8,
+        "data": 3000, "new leader": 800, "truncated": 50, "expired": 100, "started over": 300, "request lost": 40, "quota": 40,
+        "left out": 40, "sent to a follower": 300, "in range after all": 4, "unknown topic": 300, "another topic": 30,
+        "one broker lags behind": 120, "deleted": 30, "recreated": 15, "gave up: LogTruncatedError": 8,
         "gave up: TopicRecreatedError": 25,
     }),
-    Searched(SHARDS, 500, checkpoints_search.INJECTED, {
+    Searched(checkpoints.SHARDS, 500, checkpoints.INJECTED, {
         "checkpoint": 3000, "savepoint": 200, "restore": 500, "zombie": 150, "expired prepared": 100, "copy": 80,
         "died in Write": 60, "died before CleanUp": 60, "died before Write": 50, "aborted checkpoint": 50,
     }),
     Searched(RUN, 500, run.IN_RUNS, {
         "worker killed": 300, "worker silent": 100, "coordinator killed": 300, "killed in commit": 40, "zombie": 80,
         "foreign coordinator": 350, "other": 1200, "stale folder refused": 25, "checkpoint failed": 200,
-        "timer CheckpointTimedOut": 120, "not stored": 15, "transaction gone": 12, "expired OPEN": 30,
-        "expired PREPARED": 25, "stop": 100, "waits for a lock": 4,
+        "timer CheckpointTimedOut": 120, "not stored": 15, "transaction gone": 12, "expired OPEN": 30, "expired PREPARED": 25,
+        "stop": 100, "waits for a lock": 4,
     }),
     Searched(OUTPUTS, 600, run.IN_OUTPUTS, {
         "worker killed": 400, "coordinator killed": 400, "killed in commit": 60, "foreign coordinator": 400,

@@ -5,8 +5,6 @@ simulation is searched no further. The order of sets is another in each run; the
 PYTHONHASHSEED.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing
@@ -26,7 +24,6 @@ FIRST_SEED = 1_000_000
 
 CHUNK = 500
 RESULT = Path(__file__).parents[1] / "simulation" / "soak.json"
-
 _ADVERSARIES = {simulation.adversary.name: simulation.adversary for simulation in SIMULATIONS}
 
 
@@ -44,7 +41,6 @@ def search_chunk(task: tuple[str, int]) -> tuple[Counter[str], str | None]:
 
 
 def soak(name: str, schedules: int, before: dict[str, Any], processes: int) -> dict[str, Any]:
-    """The simulation's new entry in the result."""
     started_at, first = time.monotonic(), before.get("next_seed", FIRST_SEED)
     happened, played, failure = Counter(before.get("happened", {})), 0, None
     chunks = [(name, seed) for seed in range(first, first + schedules, CHUNK)]
@@ -58,7 +54,8 @@ def soak(name: str, schedules: int, before: dict[str, Any], processes: int) -> d
     rate = round(played / (time.monotonic() - started_at))
     print(f"{name}: {played} schedules, {rate}/s, {failure or 'every promise kept'}", flush=True)  # noqa: T201
     return {
-        "next_seed": first + played, "schedules": before.get("schedules", 0) + played, "failure": failure,
+        "next_seed": first + played, "schedules": before.get("schedules", before.get("histories", 0)) + played,
+        "failure": failure,
         "happened": dict(sorted(happened.items())),
     }  # fmt: skip
 
@@ -73,8 +70,8 @@ def with_an_order_of_sets() -> None:
 def main() -> int:
     with_an_order_of_sets()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--histories", type=int, default=100_000, help="of each simulation")
-    parser.add_argument("--world", choices=sorted(_ADVERSARIES), action="append", help="default: all of them")
+    parser.add_argument("--schedules", type=int, default=100_000, help="of each simulation")
+    parser.add_argument("--simulation", choices=sorted(_ADVERSARIES), action="append", help="default: all of them")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--result", type=Path, default=RESULT)
     arguments = parser.parse_args()

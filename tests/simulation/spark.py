@@ -13,8 +13,6 @@ end.
 The oracle: whenever a batch is in the commit log, the records up to its end are visible, each once, as they lie in Kafka.
 """
 
-from __future__ import annotations
-
 import logging
 import pickle
 import random
@@ -58,7 +56,6 @@ SCHEMA = pa.schema([("value", pa.int64())])
 ZOMBIES_AT_MOST = 3
 CALM_BATCHES = 40
 RESTARTS_IN_PEACE = 3
-
 SplitKey = tuple[UUID | None, int]
 
 
@@ -75,7 +72,7 @@ class QueryFailedError(Exception):
 class SimulatedReader(SourceReader[KafkaSplit]):
     """Reads what the brokers have, a few offsets at a time."""
 
-    def __init__(self, source: SimulatedSource) -> None:
+    def __init__(self, source: "SimulatedSource") -> None:
         self._source = source
         self._splits: list[KafkaSplit] = []
 
@@ -135,8 +132,7 @@ class Checkpoint:
     offsets: list[str] = field(default_factory=list)
     committed: int = 0
 
-    def copy(self, back: int) -> Checkpoint:
-        """As it was some batches ago."""
+    def copy(self, back: int) -> "Checkpoint":
         kept = max(0, self.committed - back)
         return Checkpoint(self.offsets[:kept], kept)
 
@@ -174,12 +170,9 @@ class Attempt:
 
 @dataclass(eq=False)
 class Driver:
-    """One run of a query in a driver. `stale`: from an older copy of the checkpoint, which is its own.
+    """One run of a query. `stale`: from an older copy of the checkpoint, its own. `driver_id`: if it is supervised."""
 
-    `driver id`: if it is supervised.
-    """
-
-    query: Query
+    query: "Query"
     checkpoint: Checkpoint
     planner: StreamPlanner[KafkaSplit]
     first_task: int
@@ -214,7 +207,7 @@ class Query:
 class SparkSimulation:
     """One history. Queries share the brokers and the place that they write to."""
 
-    latest: SparkSimulation
+    latest: "SparkSimulation"
     """The one whose cluster is the process's."""
 
     def __init__(self, start: int, loss: int, subscription: int, limits: int, queries: int) -> None:
@@ -454,7 +447,6 @@ class SparkSimulation:
                 self.log.driver = None
 
     def late_task(self, which: int, fails: int) -> None:
-        """An attempt that no process waits for any more continues."""
         if self.attempts:
             attempt = self.attempts.pop(which % len(self.attempts))
             self.happened["late task"] += 1
@@ -505,9 +497,7 @@ class SparkSimulation:
         fenced, ended = self.log.fenced(job), self.log.listed_and_aborted()
         self._in_process(CommitProcess(), driver, lambda: pickle.loads(driver.writer or b"").abort(messages, batch))
         self.happened["abort of a recorded batch" if is_recorded else "abort"] += 1
-        assert not is_recorded or fenced == self.log.fenced(job), (
-            "an abort has fenced the process that continues with the query"
-        )
+        assert not is_recorded or fenced == self.log.fenced(job), "an abort has fenced the process that continues"
         assert ended == self.log.listed_and_aborted(), "an abort has ended what is on the durable list"
 
     def _in_process(self, process: CommitProcess, driver: Driver, call: Callable[[], None]) -> None:
@@ -596,7 +586,6 @@ class SparkSimulation:
         return Counter(row["value"] for entry in committed for row in entry.rows)
 
     def _check_batch(self, driver: Driver) -> None:
-        """What lies before the end of a batch that is done is visible."""
         query = driver.query
         offsets = offsets_in(driver.checkpoint.offsets[driver.checkpoint.committed - 1])
         assert offsets is not None

@@ -5,8 +5,6 @@ whose renames replace what is there (a local file system), and the clock. A proc
 that exists on for a while when the other dies, as Spark's does.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -55,7 +53,7 @@ class ProcessTree:
     """A driver's processes, and what it has been reported and says."""
 
     name: str
-    supervisor: Supervisor
+    supervisor: "Supervisor"
     number: int
     main: Played = field(init=False)
     jvm: Played | None = None
@@ -66,7 +64,6 @@ class ProcessTree:
 
     @property
     def processes(self) -> list[Played]:
-        """Those that live."""
         main, jvm = self.main, self.jvm
         if jvm is None or not jvm.is_alive:
             return [main] if main.is_alive else []
@@ -76,7 +73,7 @@ class ProcessTree:
 class Supervisor:
     """The process of a supervisor around a `StandbyCore`."""
 
-    def __init__(self, simulation: Simulation, pid: int, standbys: int) -> None:
+    def __init__(self, simulation: "Simulation", pid: int, standbys: int) -> None:
         self.simulation = simulation
         self.me = Process(pid, pid)
         self.core = StandbyCore(FixedDelay(attempts=10_000, delay_s=3.0), SupervisionLimits(), StandbyLimits(standbys, 10.0))
@@ -240,12 +237,10 @@ class Simulation:
             process.is_alive = False
 
     def fault(self) -> None:
-        what: Callable[[], None] = self.chances.choice(
-            [
-                *(self.kill_one, self.kill_one, self.stop_one, self.stop_one, self.continue_one, self.jump),
-                *(self.kill_supervisor, self.stop_supervisor, self.second_supervisor),
-            ]
-        )
+        what: Callable[[], None] = self.chances.choice([
+            *(self.kill_one, self.kill_one, self.stop_one, self.stop_one, self.continue_one, self.jump),
+            *(self.kill_supervisor, self.stop_supervisor, self.second_supervisor),
+        ])  # fmt: skip
         what()
 
     def one(self) -> tuple[ProcessTree, Played] | None:

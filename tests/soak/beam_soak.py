@@ -39,9 +39,10 @@ from headrace.testing.servers.flink.programs import FLINK_VERSION, RUNNER_VERSIO
 from headrace.testing.servers.kafka import create_topic, start_broker
 from headrace.testing.servers.kafka.jars import KAFKA_VERSION
 from tests.helpers.beam_jobs import Flow, OracleResult, Witness
-from tests.helpers.flink_rig import eventually, flink_cluster, frozen_workers, job
+from tests.helpers.flink_rig import flink_cluster, frozen_workers, job
 from tests.helpers.kafka_rig import committed
 from tests.helpers.sink_rig import read_all
+from tests.helpers.waiting import eventually
 
 PARTITIONS = 4
 CHECKPOINT_MS = 2000
@@ -117,9 +118,9 @@ class Soak:
         if not restores:
             self.flink.wait_running(job_id, TIMEOUT_S)
             since_s = time.time()
-            eventually(lambda: self.witness.first_since(since_s), TIMEOUT_S)  # it reads
+            eventually(lambda: self.witness.first_since(since_s), seconds=TIMEOUT_S)  # it reads
             time.sleep(self.random.uniform(0, LONGEST_PAUSE_S))  # the moment of a kill, not a wait for something
-            eventually(self.open_transactions, TIMEOUT_S)  # so that there is something to go wrong
+            eventually(self.open_transactions, seconds=TIMEOUT_S)  # so that there is something to go wrong
         self.record_counts.while_restoring += restores
         zombies = not restores and self.record_counts.kills % ZOMBIES == 0
         self.record_counts.with_zombies += zombies
@@ -134,7 +135,7 @@ class Soak:
         self.record_counts.kills += 1
         if self.record_counts.kills % WHILE_RESTORING == WHILE_RESTORING - 1:
             return  # the next one comes meanwhile
-        eventually(lambda: published.keys() <= self.witness.first_since(since_s).keys(), TIMEOUT_S)
+        eventually(lambda: published.keys() <= self.witness.first_since(since_s).keys(), seconds=TIMEOUT_S)
         restored = self.witness.first_since(since_s)
         self.record_counts.offsets_compared += len(published)
         self.record_counts.ahead += [
@@ -159,11 +160,11 @@ class Soak:
         expected = {f"{name.rpartition('-')[2]}-{offset}" for name, count in written.items() for offset in range(count)}
         self.record_counts.records = len(expected)
         counts = {name: OracleResult(count, 0) for name, count in written.items()}
-        eventually(lambda: {name: v.count for name, v in self.witness.outcomes().items()} == written, TIMEOUT_S)
+        eventually(lambda: {name: v.count for name, v in self.witness.outcomes().items()} == written, seconds=TIMEOUT_S)
         self.record_counts.wrong_in_state = sum(v.wrong for v in self.witness.outcomes().values())
         assert self.record_counts.wrong_in_state or self.witness.outcomes() == counts
-        eventually(lambda: len(read_all(self.bootstrap, self.target)) >= len(expected), TIMEOUT_S)
-        eventually(lambda: self.open_transactions() == [], TIMEOUT_S)
+        eventually(lambda: len(read_all(self.bootstrap, self.target)) >= len(expected), seconds=TIMEOUT_S)
+        eventually(lambda: self.open_transactions() == [], seconds=TIMEOUT_S)
         self.record_counts.open_transactions = len(self.open_transactions())
         found = Counter(read_all(self.bootstrap, self.target))
         self.record_counts.duplicates = sum(times - 1 for times in found.values())
@@ -181,14 +182,12 @@ def main() -> int:
     with start_broker() as broker, flink_cluster() as flink, tempfile.TemporaryDirectory() as directory, Progress() as bar:
         soak = Soak(flink, broker.bootstrap, Path(directory), random.Random(arguments.seed))
         with job(flink, soak.build, checkpoint_ms=CHECKPOINT_MS) as job_id:
-            eventually(lambda: len(soak.published()) == PARTITIONS, TIMEOUT_S)
+            eventually(lambda: len(soak.published()) == PARTITIONS, seconds=TIMEOUT_S)
             for _ in bar.track(range(arguments.kills), description="SIGKILLs of the task manager"):
                 soak.kill(job_id)
             soak.finish()
     result = {
-        **asdict(soak.record_counts),
-        "seed": arguments.seed,
-        "seconds": round(time.monotonic() - started_s),
+        **asdict(soak.record_counts), "seed": arguments.seed, "seconds": round(time.monotonic() - started_s),
         "versions": {
             "beam": version("apache-beam"), "flink": FLINK_VERSION, "runner": RUNNER_VERSION, "kafka": KAFKA_VERSION,
             "python": platform.python_version(),

@@ -10,8 +10,6 @@ is `sink_job.py`, which has no engine, or `spark_sink_driver.py`. Exit status 0:
 partially committed, and no transaction still open.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -36,11 +34,10 @@ from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.testing.servers.kafka import create_topic, start_broker
 from headrace.testing.servers.kafka.jars import KAFKA_VERSION
 from tests.helpers.kafka_tools import IDEMPOTENT
-from tests.helpers.python_path import python_path
+from tests.helpers.python_path import ROOT, python_path
 from tests.helpers.sink_rig import eventually, kafka_sink, read_all, set_transaction_version
 
 HELPERS = Path(__file__).parents[1] / "helpers"
-ROOT = Path(__file__).parents[2]
 _STEPS = {"KafkaTransaction": ("write", "prepare"), "KafkaCommitter": ("fence", "check", "record", "end", "clean_up")}
 PHASES = [(owner, step, when) for owner, steps in _STEPS.items() for step in steps for when in ("before", "after")]
 REPAIR_PHASES = [(step, when, 1) for step in ("copy", "record", "clean_up") for when in ("before", "after")]
@@ -50,9 +47,7 @@ EPOCHS = 4
 OUTAGE, REPAIR, ZOMBIE = 12, 5, 7
 TIMEOUT_MS, SPARK_TIMEOUT_MS = 4000, 20_000  # a first batch of Spark takes seconds to write
 BAD = ("duplicates", "lost", "foreign", "torn", "open")
-
 SINK = "headrace.connectors.kafka.write.sink"
-
 Kill = dict[str, Any]
 
 
@@ -116,7 +111,6 @@ class Soak(ABC):
         return int(status)
 
     def tail(self) -> str:
-        """The end of what the job printed."""
         return (self.state / "job.log").read_text(errors="replace")[-3000:]
 
     def round(self) -> int:
@@ -201,8 +195,6 @@ class Soak(ABC):
 
 
 class BareSoak(Soak):
-    """The job without an engine."""
-
     most_calls = 4
     job_seconds = 90.0
 
@@ -228,7 +220,6 @@ class SparkSoak(Soak):
     job_seconds = 240.0
 
     def __init__(self, bootstrap: str, directory: Path, generator: random.Random) -> None:
-        """No bug is injected in it."""
         super().__init__(bootstrap, directory, generator, SPARK_TIMEOUT_MS)
         self._input = f"{self.settings['topic']}-input"
         create_topic(bootstrap, self._input, 1)
@@ -247,10 +238,7 @@ class SparkSoak(Soak):
                 "transactionalIdPrefix": self.settings["prefix"],
                 "kafka.transaction.timeout.ms": str(self.settings["timeout_ms"]),
             },
-            "select": ["value"],
-            "checkpoint": str(self.state / "checkpoint"),
-            "tasks": tasks,
-            "done": str(self._done),
+            "select": ["value"], "checkpoint": str(self.state / "checkpoint"), "tasks": tasks, "done": str(self._done),
         }  # fmt: skip
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         if kill is not None:

@@ -8,8 +8,6 @@ started again with another number of workers. Kills are counted per phase; a res
 0: of records and dead letters no duplicate, none lost, none foreign, none out of order, and no transaction still open.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ file `plan` there: `{"owner", "method", "when", "victims", "supervisor"}`. The p
 `done` who is killed, and kills.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os
@@ -115,7 +113,6 @@ def letters_go_their_own_way() -> None:
 
 _BUGS = (positions_of_the_checkpoint_before, dead_workers_are_not_cleaned_up, letters_go_their_own_way)
 BUGS = {bug.__name__: bug for bug in _BUGS}
-
 _OF_THE_SINK = {KafkaTransaction: ("write", "prepare"), KafkaCommitter: ("fence", "check", "record", "end", "clean_up")}
 for patched, methods in {**_OF_THE_SINK, CheckpointStore: ("write",), RunMessages: ("reported",)}.items():
     for name in methods:

@@ -7,8 +7,6 @@ longest time without a committed record, from a second before the kill until the
 is lost or duplicated.
 """
 
-from __future__ import annotations
-
 import argparse
 import bisect
 import json

@@ -1,7 +1,5 @@
 """A job for supervisors: copies a topic to another, exactly once. what it is given is the JSON in STANDBY_JOB."""
 
-from __future__ import annotations
-
 import json
 import os
 

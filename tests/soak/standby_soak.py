@@ -13,8 +13,6 @@ driver lasts until it has paid for itself. Exit status 0: each record once, none
 the transactions of two drivers.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -39,7 +37,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from benchmarks.environment import environment
 from headrace.runners.spark.session import QUICK_JVM
 from headrace.runners.spark.supervision.process_tree import members, tree_of
-from headrace.runners.spark_processes.spark_archive import archive_at_hand
+from headrace.runners.spark_processes.spark_archive import archive_of_spark
 from headrace.testing.servers.kafka import add_partitions, create_topic, start_broker
 from headrace.testing.servers.kafka.brokers import BrokerCluster
 from tests.helpers.python_path import python_path
@@ -75,7 +73,7 @@ class Traffic:
         self._is_sending, self._is_reading = True, True
         self._threads = [threading.Thread(target=run) for run in (self._send, self._read)]
 
-    def __enter__(self) -> Traffic:
+    def __enter__(self) -> "Traffic":
         for thread in self._threads:
             thread.start()
         return self
@@ -144,13 +142,9 @@ class SupervisedJob:
     )
 
     def __init__(
-        self,
-        directory: Path,
-        bootstrap: str,
-        standbys: int = 1,
-        checkpoint: str | None = None,
-        like: SupervisedJob | None = None,
-    ) -> None:
+        self, directory: Path, bootstrap: str, standbys: int = 1, checkpoint: str | None = None,
+        like: "SupervisedJob | None" = None,
+    ) -> None:  # fmt: skip
         """`like`: another supervisor of the same job."""
         name = f"standby-{uuid.uuid4().hex[:8]}" if like is None else like.source.removesuffix("-in")
         self.source, self.target = f"{name}-in", f"{name}-out"
@@ -167,7 +161,7 @@ class SupervisedJob:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        archive_at_hand()
+        archive_of_spark().at_hand()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", "from headrace.cli import main; main()", *self._command],
@@ -175,8 +169,7 @@ class SupervisedJob:
                     **os.environ, **self._variables, "PYTHONPATH": python_path(), "STANDBY_JOB": self._told,
                     "TMPDIR": str(self._directory),
                 },
-                stdout=log,
-                stderr=log,
+                stdout=log, stderr=log,
             )  # fmt: skip
 
     def check(self) -> None:
@@ -249,7 +242,6 @@ def _program(pid: int) -> str | None:
 def running(
     directory: Path, bootstrap: str, rate: float, kind: type[SupervisedJob] = SupervisedJob
 ) -> Iterator[tuple[SupervisedJob, Traffic]]:
-    """A job under load. Nothing is left of it."""
     job = kind(directory, bootstrap)
     with ExitStack() as stack:
         stack.callback(job.end)

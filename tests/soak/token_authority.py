@@ -1,7 +1,5 @@
 """Who issues bearer tokens in tests: a token endpoint, and the keys (JWKS) by which a broker's own validator checks them."""
 
-from __future__ import annotations
-
 import base64
 import json
 import threading
@@ -34,10 +32,7 @@ ENV_PROVIDER = {
 
 
 class TokenAuthority:
-    """Over HTTP: POST /token with the client's credentials, GET /jwks. A context manager.
-
-    `tokens`: all that were issued. `lifetime_s`: of the next ones. While `away` the endpoint answers 503.
-    """
+    """POST /token with credentials, GET /jwks. `tokens`: all issued. `lifetime_s`: of the next. While `away` it answers 503."""
 
     def __init__(self, client_id: str, client_secret: str, lifetime_s: float) -> None:
         self.lifetime_s, self.away = lifetime_s, False

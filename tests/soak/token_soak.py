@@ -9,8 +9,6 @@ printed (logs at INFO, the query's plan, errors) and in the checkpoint. Exit sta
 waited longer than LONGEST_GAP_S, nothing failed, nothing was found.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging
@@ -33,7 +31,6 @@ from tests.soak.token_authority import ENV_PROVIDER, TokenAuthority
 SECRET = "hunter2-of-the-soak"
 LONGEST_GAP_S = 10.0
 """Between two records as the script reads them. A record is written every half second, on a machine that Spark shares."""
-PAUSE_S = 0.5
 _LISTS = "soak-commits"
 
 
@@ -73,7 +70,7 @@ class Script:
 
         sink = KafkaSink(self._bootstrap, topic="in", properties=self._properties, commit_topic=_LISTS)
         driver = JobCommitter("script", sink.committer("script"))
-        while not self._ended.wait(PAUSE_S):
+        while not self._ended.wait(0.5):
             transaction = sink.begin(Attempt("script", self.written, 0, 0))
             transaction.write(pa.record_batch([pa.array([b"%d" % self.written])], ["value"]))
             handle = transaction.prepare()
@@ -150,10 +147,8 @@ def soak(seconds: float, lifetime_s: float) -> dict[str, Any]:
             settings = {
                 "bootstrap": cluster.listeners["SASL_PLAINTEXT"],
                 "properties": authority.properties('clientId="job" clientSecret="${env:TOKEN_SECRET}"') | ENV_PROVIDER,
-                "seconds": seconds,
-                "checkpoint": str(folder / "checkpoint"),
-                "found": str(folder / "found"),
-            }
+                "seconds": seconds, "checkpoint": str(folder / "checkpoint"), "found": str(folder / "found"),
+            }  # fmt: skip
             with (folder / "log").open("wb") as log:
                 command = [sys.executable, "-m", "tests.soak.token_soak", "--jobs", json.dumps(settings)]
                 environment = os.environ | {"PYTHONPATH": python_path(), "TOKEN_SECRET": SECRET}
@@ -185,7 +180,7 @@ def is_good(result: dict[str, Any]) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--life", type=float, default=20.0)
+    parser.add_argument("--lifetime", type=float, default=20.0)
     parser.add_argument("--result", type=Path)
     parser.add_argument("--jobs", type=json.loads, help=argparse.SUPPRESS)
     chosen = parser.parse_args()

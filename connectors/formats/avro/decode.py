@@ -1,9 +1,9 @@
 """Avro's binary encoding to Arrow, without a Python object per record.
 
-Cython in pure-Python mode: `setup.py` compiles this file, and the kernel then runs without the GIL. Uncompiled, the same
-file is slow, and right. `program.py` turns a writer's and a reader's schema into a tree of *steps*, each of which reads one
-value of the writer's schema into a *column* of the reader's, or skips it. `run` executes the tree for each value of a binary
-column.
+Cython in pure-Python mode: `setup.py` compiles this file, with the C types in `decode.pxd`, and the kernel then runs without
+the GIL. Uncompiled, the same file is slow, and right. `program.py` turns a writer's and a reader's schema into a tree of
+*steps*, each of which reads one value of the writer's schema into a *column* of the reader's, or skips it. `run` executes the
+tree for each value of a binary column.
 
 Nothing that the bytes claim is believed: every read is checked against the end of the value, counts of items against the
 bytes that are left, and space grows with what was really read. A value that cannot be read becomes a null, what it had
@@ -75,9 +75,6 @@ REASONS: dict[int, str] = {
     15: "the value has more than 4096 items that take no bytes",
 }
 """What is wrong with a value, by the code that `run` gives."""
-
-UNRESOLVED_BRANCH = 14
-"""The code of `RefuseBranch` for a branch of the writer's union that the reader's schema has no match for."""
 
 _HEX = b"0123456789abcdef"
 
@@ -213,23 +210,12 @@ def _is_utf8(source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py
 # --- columns: Arrow arrays under construction --------------------------------------------------------------------------
 
 
-@cython.final
-@cython.cclass
 class _Headroom:
     """A buffer that grows. New bytes are 0xFF, which a validity bitmap takes for valid."""
-
-    buffer: pa.Buffer
-    capacity: cython.Py_ssize_t
-    bytes: cython.p_uchar
-    ints: cython.p_int
-    longs: cython.p_longlong
-    floats: cython.p_float
-    doubles: cython.p_double
 
     def __init__(self) -> None:
         self.point_to(pa.allocate_buffer(0, resizable=True))
 
-    @cython.cfunc
     def point_to(self, buffer: pa.Buffer) -> cython.void:
         address: cython.size_t
         self.buffer = buffer
@@ -246,17 +232,14 @@ class _Headroom:
             whole = self.bytes[: self.capacity // 8 * 8]
             self.ints, self.longs, self.floats, self.doubles = (whole.cast(code) for code in "iqfd")
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def has(self, size: cython.Py_ssize_t) -> cython.bint:
         """Whether there is space for `size` bytes in all, now."""
         return size <= self.capacity or self.grow(size)
 
-    @cython.cfunc
-    @cython.with_gil
-    @cython.exceptval(check=False)
+    def require(self, size: cython.Py_ssize_t) -> cython.void:
+        if not self.has(size):
+            raise MemoryError(REASONS[_NO_MEMORY])
+
     def grow(self, size: cython.Py_ssize_t) -> cython.bint:
         old: cython.Py_ssize_t = self.capacity
         kept = self.buffer
@@ -273,7 +256,6 @@ class _Headroom:
         del kept
         return True
 
-    @cython.cfunc
     def finish(self, size: cython.Py_ssize_t) -> pa.Buffer:
         """The first `size` bytes; the space is empty afterwards."""
         buffer = self.buffer
@@ -281,22 +263,14 @@ class _Headroom:
         return buffer.slice(0, size)
 
 
-@cython.cclass
 class Column:
     """An Arrow array under construction. `append_null` gives _DONE, or the code of what is wrong."""
-
-    validity: _Headroom
-    rows: cython.Py_ssize_t
-    nulls: cython.Py_ssize_t
 
     def __init__(self) -> None:
         self.validity = _Headroom()
         self.rows = 0
         self.nulls = 0
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def append_null(self) -> cython.int:
         """Append a null. Overridden where a null takes space besides the validity's."""
         if not self.validity.has((self.rows >> 3) + 1):
@@ -306,9 +280,6 @@ class Column:
         self.rows += 1
         return _DONE
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def truncate(self, rows: cython.Py_ssize_t) -> cython.void:
         """Take back what was appended after `rows` rows, whole or in part."""
         bit: cython.int
@@ -319,14 +290,12 @@ class Column:
                 self.validity.bytes[self.rows >> 3] = self.validity.bytes[self.rows >> 3] | bit
                 self.nulls -= 1
 
-    @cython.cfunc
     def finish_validity(self) -> pa.Buffer | None:
         nulls: cython.Py_ssize_t = self.nulls
         self.nulls = 0
         if nulls == 0:
             return None
-        if not self.validity.has((self.rows >> 3) + 1):
-            raise MemoryError(REASONS[_NO_MEMORY])
+        self.validity.require((self.rows >> 3) + 1)
         return self.validity.finish((self.rows >> 3) + 1)
 
     def finish(self, kind: pa.DataType) -> pa.Array:
@@ -335,34 +304,21 @@ class Column:
         return pa.nulls(rows, kind)
 
 
-@cython.final
-@cython.cclass
 class Nulls(Column):
     """The column of Avro's `null`: a number of rows."""
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def append_null(self) -> cython.int:
         self.rows += 1
         return _DONE
 
 
-@cython.final
-@cython.cclass
 class Bits(Column):
     """Booleans, a bit each."""
-
-    data: _Headroom
 
     def __init__(self) -> None:
         super().__init__()
         self.data = _Headroom()
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def append(self, value: cython.bint) -> cython.int:
         bit: cython.int = 1 << (self.rows & 7)
         at: cython.Py_ssize_t = self.rows >> 3
@@ -373,39 +329,25 @@ class Bits(Column):
         return _DONE
 
     def finish(self, kind: pa.DataType) -> pa.Array:
-        """As `Column` says."""
         rows, nulls = self.rows, self.nulls
-        if not self.data.has((rows >> 3) + 1):
-            raise MemoryError(REASONS[_NO_MEMORY])
+        self.data.require((rows >> 3) + 1)
         buffers = [self.finish_validity(), self.data.finish((rows >> 3) + 1)]
         self.rows = 0
         return pa.Array.from_buffers(kind, rows, buffers, nulls)
 
 
-@cython.final
-@cython.cclass
 class Fixed(Column):
     """Values of `width` bytes each: numbers, times, decimals, Avro's `fixed`, indices of an enum's symbols."""
-
-    data: _Headroom
-    width: cython.Py_ssize_t
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.data = _Headroom()
         self.width = width
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def has_headroom(self) -> cython.bint:
         """Whether there is space for one more, which the caller writes, and then counts in `rows`."""
         return self.data.has((self.rows + 1) * self.width)
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def append_null(self) -> cython.int:
         i: cython.Py_ssize_t
         if not self.has_headroom():
@@ -415,49 +357,45 @@ class Fixed(Column):
         return Column.append_null(self)
 
     def finish(self, kind: pa.DataType) -> pa.Array:
-        """As `Column` says."""
         rows, nulls = self.rows, self.nulls
         buffers = [self.finish_validity(), self.data.finish(rows * self.width)]
         self.rows = 0
         return pa.Array.from_buffers(kind, rows, buffers, nulls)
 
 
-@cython.final
-@cython.cclass
-class Binary(Column):
-    """Strings and bytes."""
+class Ended(Column):
+    """Values of any length: `ends` has where each ends."""
 
-    data: _Headroom
-    ends: _Headroom
-    used: cython.Py_ssize_t
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = _Headroom()
+        self.begin()
+
+    def begin(self) -> cython.void:
+        self.ends.require(8)
+        self.ends.ints[0] = 0
+
+    def append_null(self) -> cython.int:
+        if not self.ends.has((self.rows + 2) * 4):
+            return _NO_MEMORY
+        self.ends.ints[self.rows + 1] = self.ends.ints[self.rows]
+        return Column.append_null(self)
+
+
+class Binary(Ended):
+    """Strings and bytes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.data = _Headroom()
-        self.ends = _Headroom()
         self.used = 0
-        self.begin()
 
-    @cython.cfunc
-    def begin(self) -> cython.void:
-        if not self.ends.has(8):
-            raise MemoryError(REASONS[_NO_MEMORY])
-        self.ends.ints[0] = 0
-
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def has_headroom(self, length: cython.Py_ssize_t) -> cython.int:
         """_DONE if there is space for one more of this length, else what is wrong."""
         if self.used + length > _INT32_MAX:
             return _FULL
         return _DONE if self.data.has(self.used + length) and self.ends.has((self.rows + 2) * 4) else _NO_MEMORY
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def append(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.int:
         status: cython.int = self.has_headroom(length)
         if status == _DONE:
@@ -465,34 +403,17 @@ class Binary(Column):
             self.close(length)
         return status
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def close(self, length: cython.Py_ssize_t) -> cython.void:
         """Count one more, whose bytes are there."""
         self.used += length
         self.rows += 1
         self.ends.ints[self.rows] = cython.cast(cython.int, self.used)
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
-    def append_null(self) -> cython.int:
-        if not self.ends.has((self.rows + 2) * 4):
-            return _NO_MEMORY
-        self.ends.ints[self.rows + 1] = cython.cast(cython.int, self.used)
-        return Column.append_null(self)
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def truncate(self, rows: cython.Py_ssize_t) -> cython.void:
         Column.truncate(self, rows)
         self.used = self.ends.ints[rows]
 
     def finish(self, kind: pa.DataType) -> pa.Array:
-        """As `Column` says."""
         rows, nulls = self.rows, self.nulls
         buffers = [self.finish_validity(), self.ends.finish(4 * (rows + 1)), self.data.finish(self.used)]
         self.rows = self.used = 0
@@ -500,19 +421,12 @@ class Binary(Column):
         return pa.Array.from_buffers(kind, rows, buffers, nulls)
 
 
-@cython.final
-@cython.cclass
 class _Table:
     """Steps or columns that the kernel goes through without the GIL: their addresses, and the objects, kept alive."""
 
-    kept: list[Any]
-    addresses: pa.Buffer
-    items: cython.pp_void
-    count: cython.Py_ssize_t
-
     def __init__(self, kept: Sequence[object]) -> None:
         i: cython.Py_ssize_t
-        self.kept = list(kept)
+        self.kept: list[Any] = list(kept)
         for each in self.kept:  # they are cast to these without another look
             if not isinstance(each, (Step, Column)):
                 raise TypeError(f"{each!r} is not a step and no column")
@@ -526,20 +440,13 @@ class _Table:
             self.items = self.kept
 
 
-@cython.final
-@cython.cclass
 class Struct(Column):
     """Records: a row more in each child is a row more here."""
-
-    children: _Table
 
     def __init__(self, children: Sequence[Column]) -> None:
         super().__init__()
         self.children = _Table(children)
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def append_null(self) -> cython.int:
         i: cython.Py_ssize_t
         status: cython.int
@@ -549,9 +456,6 @@ class Struct(Column):
                 return status
         return Column.append_null(self)
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def truncate(self, rows: cython.Py_ssize_t) -> cython.void:
         i: cython.Py_ssize_t
         for i in range(self.children.count):
@@ -559,7 +463,6 @@ class Struct(Column):
         Column.truncate(self, rows)
 
     def finish(self, kind: pa.DataType) -> pa.Array:
-        """As `Column` says."""
         rows, nulls = self.rows, self.nulls
         validity = self.finish_validity()
         self.rows = 0
@@ -567,30 +470,13 @@ class Struct(Column):
         return pa.StructArray.from_buffers(kind, rows, [validity], nulls, children=children)
 
 
-@cython.final
-@cython.cclass
-class Lists(Column):
+class Lists(Ended):
     """Arrays, and maps: their child is then a struct of key and value."""
-
-    child: Column
-    ends: _Headroom
 
     def __init__(self, child: Column) -> None:
         super().__init__()
         self.child = child
-        self.ends = _Headroom()
-        self.begin()
 
-    @cython.cfunc
-    def begin(self) -> cython.void:
-        if not self.ends.has(8):
-            raise MemoryError(REASONS[_NO_MEMORY])
-        self.ends.ints[0] = 0
-
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def append(self) -> cython.int:
         """Close a list of all that the child has more than at the end of the last one."""
         if self.child.rows > _INT32_MAX:
@@ -601,24 +487,11 @@ class Lists(Column):
         self.ends.ints[self.rows] = cython.cast(cython.int, self.child.rows)
         return _DONE
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
-    def append_null(self) -> cython.int:
-        if not self.ends.has((self.rows + 2) * 4):
-            return _NO_MEMORY
-        self.ends.ints[self.rows + 1] = self.ends.ints[self.rows]
-        return Column.append_null(self)
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def truncate(self, rows: cython.Py_ssize_t) -> cython.void:
         Column.truncate(self, rows)
         self.child.truncate(self.ends.ints[rows])
 
     def finish(self, kind: pa.DataType) -> pa.Array:
-        """As `Column` says."""
         rows, nulls = self.rows, self.nulls
         validity, ends = self.finish_validity(), self.ends.finish(4 * (rows + 1))
         self.rows = 0
@@ -626,21 +499,13 @@ class Lists(Column):
         if pa.types.is_map(kind):
             entries = pa.struct([pa.field("key", kind.key_type, nullable=False), kind.item_field])
             child = self.child.finish(entries)
-            return pa.Array.from_buffers(kind, rows, [validity, ends], nulls, children=[child])
-        child = finished(self.child, kind.value_type)
+        else:
+            child = finished(self.child, kind.value_type)
         return pa.Array.from_buffers(kind, rows, [validity, ends], nulls, children=[child])
 
 
-@cython.final
-@cython.cclass
 class Dense(Column):
     """A dense union. Arrow gives it no validity: its null is one of a branch, of `null` where there is such a branch."""
-
-    branches: _Table
-    kinds: _Headroom
-    places: _Headroom
-    counts: _Headroom
-    null_branch: cython.Py_ssize_t
 
     def __init__(self, branches: Sequence[Column], null_branch: int) -> None:
         super().__init__()
@@ -649,18 +514,12 @@ class Dense(Column):
         self.null_branch = null_branch
         self.begin()
 
-    @cython.cfunc
     def begin(self) -> cython.void:
         i: cython.Py_ssize_t
-        if not self.counts.has(8 * self.branches.count):
-            raise MemoryError(REASONS[_NO_MEMORY])
+        self.counts.require(8 * self.branches.count)
         for i in range(self.branches.count):
             self.counts.longs[i] = 0
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def append(self, branch: cython.Py_ssize_t) -> cython.int:
         """Count one more of this branch, whose column has it already."""
         if self.counts.longs[branch] >= _INT32_MAX:
@@ -673,16 +532,10 @@ class Dense(Column):
         self.rows += 1
         return _DONE
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def append_null(self) -> cython.int:
         status: cython.int = cython.cast(Column, self.branches.items[self.null_branch]).append_null()
         return status if status != _DONE else self.append(self.null_branch)
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def truncate(self, rows: cython.Py_ssize_t) -> cython.void:
         i: cython.Py_ssize_t
         while self.rows > rows:
@@ -693,7 +546,6 @@ class Dense(Column):
             cython.cast(Column, self.branches.items[i]).truncate(self.counts.longs[i])
 
     def finish(self, kind: pa.DataType) -> pa.Array:
-        """As `Column` says."""
         rows = self.rows
         kinds = pa.Array.from_buffers(pa.int8(), rows, [None, self.kinds.finish(rows)])
         places = pa.Array.from_buffers(pa.int32(), rows, [None, self.places.finish(4 * rows)])
@@ -704,35 +556,23 @@ class Dense(Column):
         return pa.UnionArray.from_dense(kinds, places, children, [field.name for field in fields])
 
 
-@cython.final
-@cython.cclass
 class Symbols(Column):
     """An enum: indices into the reader's symbols."""
-
-    indices: Fixed
-    symbols: object
 
     def __init__(self, symbols: Sequence[str]) -> None:
         super().__init__()
         self.indices = Fixed(4)
         self.symbols = pa.array(symbols, pa.string())
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def append_null(self) -> cython.int:
         self.rows += 1
         return self.indices.append_null()
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def truncate(self, rows: cython.Py_ssize_t) -> cython.void:
         self.rows = rows
         self.indices.truncate(rows)
 
     def finish(self, kind: pa.DataType) -> pa.Array:
-        """As `Column` says."""
         self.rows = 0
         return pa.DictionaryArray.from_arrays(self.indices.finish(pa.int32()), self.symbols)
 
@@ -745,101 +585,60 @@ def finished(column: Column, kind: pa.DataType) -> pa.Array:
 # --- steps -------------------------------------------------------------------------------------------------------------
 
 
-@cython.final
-@cython.cclass
 class Budget:
     """What one value has used up of what its bytes do not bound: one object for all steps of a program."""
-
-    empty_items: cython.longlong
-    depth: cython.int
 
     def __init__(self) -> None:
         self.begin()
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def begin(self) -> cython.void:
         """A value starts."""
         self.empty_items = 0
         self.depth = 0
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def has_empty(self, count: cython.longlong) -> cython.bint:
         """Count this many more items without bytes; whether the value may have them. `count` is at most _MOST_EMPTY_ITEMS."""
         self.empty_items += count
         return self.empty_items <= _MOST_EMPTY_ITEMS
 
 
-@cython.cclass
 class Step:
-    """Reads one value of the writer's schema. `place` is the number of its field, for messages.
+    """Reads one value of the writer's schema. `place` is the number of its field, for messages. This one refuses the value.
 
     `read` gives the position after the value, or a negative number: minus `place * 32 + code`.
     """
 
-    place: cython.Py_ssize_t
-
     def __init__(self, place: int) -> None:
         self.place = place
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         return self.bad(_UNRESOLVED)
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def bad(self, code: cython.int) -> cython.Py_ssize_t:
         return -(self.place * _CODES + code)
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def after(self, status: cython.int, at: cython.Py_ssize_t) -> cython.Py_ssize_t:
         return at if status == _DONE else self.bad(status)
 
 
-@cython.final
-@cython.cclass
 class ReadNull(Step):
     """No bytes; a null in whatever column."""
-
-    column: Column
 
     def __init__(self, place: int, column: Column) -> None:
         super().__init__(place)
         self.column = column
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         return self.after(self.column.append_null(), at)
 
 
-@cython.final
-@cython.cclass
 class ReadBoolean(Step):
     """A byte, 0 or 1."""
-
-    column: Bits
 
     def __init__(self, place: int, column: Bits) -> None:
         super().__init__(place)
         self.column = column
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         if at >= end:
             return self.bad(_BAD_END)
@@ -848,27 +647,23 @@ class ReadBoolean(Step):
         return self.after(self.column.append(source[at] == 1), at + 1)
 
 
-@cython.final
-@cython.cclass
-class ReadInt(Step):
-    """An `int`, or a `long`, within bounds, as a number of 4 or 8 bytes."""
+class IntoFixed(Step):
+    """Reads into a column of values of one width."""
 
-    column: Fixed
-    least: cython.longlong
-    most: cython.longlong
-    is_long: cython.bint
-    wrong: cython.int
-
-    def __init__(self, place: int, column: Fixed, least: int, most: int, *, is_logical: bool) -> None:
+    def __init__(self, place: int, column: Fixed) -> None:
         super().__init__(place)
         self.column = column
+
+
+class ReadInt(IntoFixed):
+    """An `int`, or a `long`, within bounds, as a number of 4 or 8 bytes."""
+
+    def __init__(self, place: int, column: Fixed, least: int, most: int, *, is_logical: bool) -> None:
+        super().__init__(place, column)
         self.least, self.most = least, most
         self.is_long = column.width == 8
         self.wrong = _BAD_RANGE if is_logical else _BAD_NUMBER
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         value: cython.longlong
         if at >= end:
@@ -888,25 +683,14 @@ class ReadInt(Step):
         return at
 
 
-@cython.final
-@cython.cclass
-class ReadIntAsFloat(Step):
+class ReadIntAsFloat(IntoFixed):
     """An `int` or a `long`, promoted to a floating-point number of 4 or 8 bytes."""
 
-    column: Fixed
-    least: cython.longlong
-    most: cython.longlong
-    is_double: cython.bint
-
     def __init__(self, place: int, column: Fixed, least: int, most: int) -> None:
-        super().__init__(place)
-        self.column = column
+        super().__init__(place, column)
         self.least, self.most = least, most
         self.is_double = column.width == 8
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         value: cython.longlong
         value, at = _long(source, at, end)
@@ -922,20 +706,9 @@ class ReadIntAsFloat(Step):
         return at
 
 
-@cython.final
-@cython.cclass
-class ReadFloatAsDouble(Step):
+class ReadFloatAsDouble(IntoFixed):
     """A `float`, promoted."""
 
-    column: Fixed
-
-    def __init__(self, place: int, column: Fixed) -> None:
-        super().__init__(place)
-        self.column = column
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         if end - at < 4:
             return self.bad(_BAD_END)
@@ -946,20 +719,9 @@ class ReadFloatAsDouble(Step):
         return at + 4
 
 
-@cython.final
-@cython.cclass
-class ReadBytes(Step):
+class ReadBytes(IntoFixed):
     """As many bytes as a column's values have, as they are: `float`, `double`, `fixed`."""
 
-    column: Fixed
-
-    def __init__(self, place: int, column: Fixed) -> None:
-        super().__init__(place)
-        self.column = column
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         width: cython.Py_ssize_t = self.column.width
         if end - at < width:
@@ -971,22 +733,14 @@ class ReadBytes(Step):
         return at + width
 
 
-@cython.final
-@cython.cclass
 class ReadBinary(Step):
     """Bytes or a string, with their length before them."""
-
-    column: Binary
-    is_text: cython.bint
 
     def __init__(self, place: int, column: Binary, *, is_text: bool) -> None:
         super().__init__(place)
         self.column = column
         self.is_text = is_text
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         length: cython.longlong
         length, at = _length(source, at, end)
@@ -997,30 +751,17 @@ class ReadBinary(Step):
         return self.after(self.column.append(source, at, length), at + length)
 
 
-@cython.final
-@cython.cclass
-class ReadDecimal(Step):
+class ReadDecimal(IntoFixed):
     """A decimal's unscaled value, big-endian in `size` bytes (0: with a length before them), as Arrow's of 16 or 32 bytes."""
 
-    column: Fixed
-    size: cython.Py_ssize_t
-    most: bytes
-    least: bytes
-    greatest: cython.p_const_uchar
-    smallest: cython.p_const_uchar
-
     def __init__(self, place: int, column: Fixed, size: int, precision: int) -> None:
-        super().__init__(place)
-        self.column = column
+        super().__init__(place, column)
         self.size = size
         most = 10**precision - 1
         self.most = most.to_bytes(column.width, "little")
         self.least = (-most).to_bytes(column.width, "little", signed=True)
         self.greatest, self.smallest = self.most, self.least
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         length: cython.longlong = self.size
         i: cython.Py_ssize_t
@@ -1046,9 +787,6 @@ class ReadDecimal(Step):
         self.column.rows += 1
         return at + length
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def fits(self, to: cython.Py_ssize_t, sign: cython.uchar) -> cython.bint:
         """Whether the value there is within the precision. Of one sign, two's complement is ordered as unsigned."""
         bound: cython.p_const_uchar = self.smallest if sign == 0xFF else self.greatest
@@ -1062,20 +800,13 @@ class ReadDecimal(Step):
         return self.column.data.bytes[to + i] <= bound[i]
 
 
-@cython.final
-@cython.cclass
 class ReadUuid(Step):
     """A `fixed` of 16 bytes as the 36 characters of a UUID."""
-
-    column: Binary
 
     def __init__(self, place: int, column: Binary) -> None:
         super().__init__(place)
         self.column = column
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         status: cython.int
         i: cython.Py_ssize_t
@@ -1099,20 +830,9 @@ class ReadUuid(Step):
         return at + 16
 
 
-@cython.final
-@cython.cclass
-class ReadDuration(Step):
+class ReadDuration(IntoFixed):
     """Three unsigned 32-bit numbers (months, days, milliseconds) as Arrow's interval of months, days and nanoseconds."""
 
-    column: Fixed
-
-    def __init__(self, place: int, column: Fixed) -> None:
-        super().__init__(place)
-        self.column = column
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         rows: cython.Py_ssize_t = self.column.rows
         if end - at < 12:
@@ -1128,28 +848,18 @@ class ReadDuration(Step):
         return at + 12
 
 
-@cython.final
-@cython.cclass
 class ReadEnum(Step):
     """A symbol's number, as the number of the reader's symbol; -1 represents one that the reader does not know."""
-
-    column: Symbols
-    numbers: _Headroom
-    count: cython.longlong
 
     def __init__(self, place: int, column: Symbols, numbers: Sequence[int]) -> None:
         super().__init__(place)
         self.column = column
         self.count = len(numbers)
         self.numbers = _Headroom()
-        if not self.numbers.has(4 * len(numbers)):
-            raise MemoryError(REASONS[_NO_MEMORY])
+        self.numbers.require(4 * len(numbers))
         for i, number in enumerate(numbers):
             self.numbers.ints[i] = number
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         symbol: cython.longlong
         if at >= end:
@@ -1167,29 +877,33 @@ class ReadEnum(Step):
         return at
 
 
-@cython.final
-@cython.cclass
-class ReadFields(Step):
-    """The writer's fields, one after the other, then what counts a row."""
+class SkipSteps(Step):
+    """Values one after the other: those that are not wanted, or fields."""
 
-    steps: _Table
-    column: Struct
-
-    def __init__(self, place: int, steps: Sequence[Step], column: Struct) -> None:
+    def __init__(self, place: int, steps: Sequence[Step]) -> None:
         super().__init__(place)
         self.steps = _Table(steps)
-        self.column = column
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         i: cython.Py_ssize_t
         for i in range(self.steps.count):
             at = cython.cast(Step, self.steps.items[i]).read(source, at, end)
             if at < 0:
-                return at
-        self.column.rows += 1
+                break
+        return at
+
+
+class ReadFields(SkipSteps):
+    """The writer's fields, one after the other, then what counts a row."""
+
+    def __init__(self, place: int, steps: Sequence[Step], column: Struct) -> None:
+        super().__init__(place, steps)
+        self.column = column
+
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        at = SkipSteps.read(self, source, at, end)
+        if at >= 0:
+            self.column.rows += 1
         return at
 
 
@@ -1220,31 +934,13 @@ def _block(
     return count, at
 
 
-@cython.final
-@cython.cclass
-class ReadItems(Step):
-    """An array, or a map: its entries then have their key before them. `least`: bytes that each takes at least."""
+class SkipItems(Step):
+    """An array, or a map whose item reads key and value, that is not wanted. `least`: bytes that each item takes at least."""
 
-    column: Lists
-    keys: Binary
-    entries: Struct
-    item: Step
-    least: cython.Py_ssize_t
-    has_keys: cython.bint
-    budget: Budget
-
-    def __init__(
-        self, place: int, budget: Budget, column: Lists, item: Step, least: int, keys: Binary | None, entries: Struct | None
-    ) -> None:
+    def __init__(self, place: int, budget: Budget, item: Step, least: int) -> None:
         super().__init__(place)
-        self.budget, self.column, self.item, self.least = budget, column, item, least
-        self.has_keys = keys is not None
-        self.keys = Binary() if keys is None else keys
-        self.entries = Struct([]) if entries is None else entries
+        self.budget, self.item, self.least = budget, item, least
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         count: cython.longlong
         while True:
@@ -1254,56 +950,71 @@ class ReadItems(Step):
             if at == _BEYOND:
                 return self.bad(_BAD_COUNT)
             if count == 0:
-                return self.after(self.column.append(), at)
+                return at
             if self.least == 0 and not self.budget.has_empty(count):
                 return self.bad(_TOO_MANY_EMPTY)
             at = self.read_block(source, at, end, count)
             if at < 0:
                 return at
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
+    def read_block(
+        self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, count: cython.longlong
+    ) -> cython.Py_ssize_t:
+        while count > 0:
+            count -= 1
+            at = self.item.read(source, at, end)
+            if at < 0:
+                break
+        return at
+
+
+class ReadItems(SkipItems):
+    """An array, or a map: its entries then have their key before them."""
+
+    def __init__(
+        self, place: int, budget: Budget, column: Lists, item: Step, least: int, keys: Binary | None, entries: Struct | None
+    ) -> None:
+        super().__init__(place, budget, item, least)
+        self.column = column
+        self.has_keys = keys is not None
+        self.keys = Binary() if keys is None else keys
+        self.entries = Struct([]) if entries is None else entries
+
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        at = SkipItems.read(self, source, at, end)
+        return at if at < 0 else self.after(self.column.append(), at)
+
     def read_block(
         self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, count: cython.longlong
     ) -> cython.Py_ssize_t:
         length: cython.longlong
         status: cython.int
+        if not self.has_keys:
+            return SkipItems.read_block(self, source, at, end, count)
         while count > 0:
             count -= 1
-            if self.has_keys:
-                length, at = _length(source, at, end)
-                if at == _BEYOND:
-                    return self.bad(_BAD_LENGTH)
-                if not _is_utf8(source, at, at + length):
-                    return self.bad(_BAD_TEXT)
-                status = self.keys.append(source, at, length)
-                if status != _DONE:
-                    return self.bad(status)
-                at += length
-            at = self.item.read(source, at, end)
+            length, at = _length(source, at, end)
+            if at == _BEYOND:
+                return self.bad(_BAD_LENGTH)
+            if not _is_utf8(source, at, at + length):
+                return self.bad(_BAD_TEXT)
+            status = self.keys.append(source, at, length)
+            if status != _DONE:
+                return self.bad(status)
+            at = self.item.read(source, at + length, end)
             if at < 0:
                 return at
-            if self.has_keys:
-                self.entries.rows += 1
+            self.entries.rows += 1
         return at
 
 
-@cython.final
-@cython.cclass
 class ReadBranch(Step):
     """A union: the number of a branch, then a value of it. Each branch's step knows its column."""
-
-    branches: _Table
 
     def __init__(self, place: int, branches: Sequence[Step]) -> None:
         super().__init__(place)
         self.branches = _Table(branches)
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         branch: cython.longlong
         if at >= end:
@@ -1316,22 +1027,13 @@ class ReadBranch(Step):
         return cython.cast(Step, self.branches.items[branch]).read(source, at, end)
 
 
-@cython.final
-@cython.cclass
 class IntoUnion(Step):
     """A value that becomes one of a branch of the reader's union."""
-
-    step: Step
-    column: Dense
-    branch: cython.Py_ssize_t
 
     def __init__(self, place: int, step: Step, column: Dense, branch: int) -> None:
         super().__init__(place)
         self.step, self.column, self.branch = step, column, branch
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         at = self.step.read(source, at, end)
         if at < 0:
@@ -1339,15 +1041,8 @@ class IntoUnion(Step):
         return self.after(self.column.append(self.branch), at)
 
 
-@cython.final
-@cython.cclass
 class Default(Step):
     """No bytes: the default of a field that the writer does not have, read from its encoding by the reader's schema."""
-
-    step: Step
-    encoded: bytes
-    start: cython.p_const_uchar
-    size: cython.Py_ssize_t
 
     def __init__(self, place: int, step: Step, encoded: bytes) -> None:
         super().__init__(place)
@@ -1356,30 +1051,9 @@ class Default(Step):
         self.start = self.encoded
         self.size = len(encoded)
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         after: cython.Py_ssize_t = self.step.read(self.start, 0, self.size)
         return after if after < 0 else at
-
-
-@cython.final
-@cython.cclass
-class RefuseBranch(Step):
-    """A value that the reader's schema has no place for."""
-
-    code: cython.int
-
-    def __init__(self, place: int, code: int) -> None:
-        super().__init__(place)
-        self.code = code
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
-    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        return self.bad(self.code)
 
 
 # --- steps that skip ---------------------------------------------------------------------------------------------------
@@ -1390,26 +1064,17 @@ PREFIXED = -2
 """For `SkipRun`: as many bytes as the number before them says."""
 
 
-@cython.final
-@cython.cclass
 class SkipRun(Step):
     """Values without structure, one after the other: VARINT, PREFIXED, or a number of bytes."""
-
-    sizes: _Headroom
-    count: cython.Py_ssize_t
 
     def __init__(self, place: int, sizes: Sequence[int]) -> None:
         super().__init__(place)
         self.sizes = _Headroom()
         self.count = len(sizes)
-        if not self.sizes.has(8 * len(sizes)):
-            raise MemoryError(REASONS[_NO_MEMORY])
+        self.sizes.require(8 * len(sizes))
         for i, size in enumerate(sizes):
             self.sizes.longs[i] = size
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         i: cython.Py_ssize_t
         size: cython.longlong
@@ -1431,95 +1096,24 @@ class SkipRun(Step):
         return at
 
 
-@cython.final
-@cython.cclass
-class SkipSteps(Step):
-    """Values that are not wanted, one after the other."""
-
-    steps: _Table
-
-    def __init__(self, place: int, steps: Sequence[Step]) -> None:
-        super().__init__(place)
-        self.steps = _Table(steps)
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
-    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        i: cython.Py_ssize_t
-        for i in range(self.steps.count):
-            at = cython.cast(Step, self.steps.items[i]).read(source, at, end)
-            if at < 0:
-                break
-        return at
-
-
-@cython.final
-@cython.cclass
-class SkipRecursive(Step):
+class SkipRecursive(SkipSteps):
     """The fields of a record that is not wanted, and is within one of its own fields: so `steps` is set when they are made."""
 
-    steps: _Table
-    budget: Budget
-
     def __init__(self, place: int, budget: Budget) -> None:
-        super().__init__(place)
-        self.steps = _Table([])
+        super().__init__(place, [])
         self.budget = budget
 
     def set_steps(self, steps: Sequence[Step]) -> None:
         """Say what the fields are, once."""
         self.steps = _Table(steps)
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        i: cython.Py_ssize_t
         if self.budget.depth >= _DEEPEST:
             return self.bad(_TOO_DEEP)
         self.budget.depth += 1
-        for i in range(self.steps.count):
-            at = cython.cast(Step, self.steps.items[i]).read(source, at, end)
-            if at < 0:
-                break
+        at = SkipSteps.read(self, source, at, end)
         self.budget.depth -= 1
         return at
-
-
-@cython.final
-@cython.cclass
-class SkipItems(Step):
-    """An array or a map that is not wanted."""
-
-    item: Step
-    least: cython.Py_ssize_t
-    budget: Budget
-
-    def __init__(self, place: int, budget: Budget, item: Step, least: int) -> None:
-        super().__init__(place)
-        self.budget, self.item, self.least = budget, item, least
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
-    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        count: cython.longlong
-        while True:
-            if at >= end:
-                return self.bad(_BAD_END)
-            count, at = _block(source, at, end, self.least)
-            if at == _BEYOND:
-                return self.bad(_BAD_COUNT)
-            if count == 0:
-                return at
-            if self.least == 0 and not self.budget.has_empty(count):
-                return self.bad(_TOO_MANY_EMPTY)
-            while count > 0:
-                count -= 1
-                at = self.item.read(source, at, end)
-                if at < 0:
-                    return at
 
 
 # --- the interface -----------------------------------------------------------------------------------------------------

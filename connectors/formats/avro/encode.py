@@ -46,21 +46,13 @@ REASONS: dict[int, str] = {
 """What is wrong with a row, by the code that `run` gives."""
 
 
-@cython.final
-@cython.cclass
 class Output:
     """The binary column under construction."""
-
-    buffer: pa.Buffer
-    bytes: cython.p_uchar
-    capacity: cython.Py_ssize_t
-    used: cython.Py_ssize_t
 
     def __init__(self) -> None:
         self.used = 0
         self.point_to(pa.allocate_buffer(1 << 12, resizable=True))
 
-    @cython.cfunc
     def point_to(self, buffer: pa.Buffer) -> cython.void:
         self.buffer = buffer
         self.capacity = buffer.size
@@ -69,10 +61,6 @@ class Output:
         else:
             self.bytes = memoryview(buffer).cast("B")
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def headroom(self, size: cython.Py_ssize_t) -> cython.int:
         """0 if there is space for `size` bytes more, now; else what is wrong."""
         if self.used + size <= self.capacity:
@@ -81,9 +69,6 @@ class Output:
             return _FULL
         return self.grow(size)
 
-    @cython.cfunc
-    @cython.with_gil
-    @cython.exceptval(check=False)
     def grow(self, size: cython.Py_ssize_t) -> cython.int:
         kept = self.buffer
         before: cython.p_uchar = self.bytes
@@ -98,10 +83,6 @@ class Output:
         del kept
         return 0
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def number(self, value: cython.longlong) -> cython.int:
         """Append a zigzag varint."""
         raw: cython.ulonglong
@@ -120,10 +101,6 @@ class Output:
         self.used += 1
         return 0
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def copy(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.int:
         """Append bytes as they are."""
         status: cython.int = self.headroom(length)
@@ -137,15 +114,8 @@ class Output:
         return 0
 
 
-@cython.final
-@cython.cclass
 class _View:
     """The bytes of an Arrow buffer, which it keeps alive."""
-
-    buffer: object
-    bytes: cython.p_const_uchar
-    ints: cython.p_int
-    longs: cython.p_longlong
 
     def __init__(self, buffer: pa.Buffer | None) -> None:
         address: cython.size_t
@@ -161,51 +131,35 @@ class _View:
             self.longs = self.bytes[: len(self.bytes) // 8 * 8].cast("q")
 
 
-@cython.cclass
 class Part:
     """Writes the value of one row. `place` is the number of its field, for messages.
 
     `write` gives 0, or what is wrong: `place * 8 + code`. `start` is the array's offset into its buffers.
     """
 
-    out: Output
-    place: cython.int
-    start: cython.Py_ssize_t
-
     def __init__(self, out: Output, place: int, array: pa.Array | None) -> None:
-        self.out = out
-        self.place = place
+        self.out, self.place = out, place
         self.start = 0 if array is None else array.offset
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def write(self, row: cython.Py_ssize_t) -> cython.int:
         """Nothing: Avro's null."""
         return 0
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def bad(self, code: cython.int) -> cython.int:
         return 0 if code == 0 else self.place * _CODES + code
 
 
-@cython.final
-@cython.cclass
-class WriteBoolean(Part):
-    """A byte, of a bit."""
-
-    data: _View
+class OfFixed(Part):
+    """Writes a value of a column whose values have one width."""
 
     def __init__(self, out: Output, place: int, array: pa.Array) -> None:
         super().__init__(out, place, array)
         self.data = _View(array.buffers()[1])
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
+
+class WriteBoolean(OfFixed):
+    """A byte, of a bit."""
+
     def write(self, row: cython.Py_ssize_t) -> cython.int:
         at: cython.Py_ssize_t = row + self.start
         status: cython.int = self.out.headroom(1)
@@ -215,64 +169,38 @@ class WriteBoolean(Part):
         return self.bad(status)
 
 
-@cython.final
-@cython.cclass
-class WriteNumber(Part):
+class WriteNumber(OfFixed):
     """A variable-length number, of one of 4 or 8 bytes."""
-
-    data: _View
-    is_long: cython.bint
 
     def __init__(self, out: Output, place: int, array: pa.Array) -> None:
         super().__init__(out, place, array)
-        self.data = _View(array.buffers()[1])
         self.is_long = array.type.bit_width == 64
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def write(self, row: cython.Py_ssize_t) -> cython.int:
         if self.is_long:
             return self.bad(self.out.number(self.data.longs[row + self.start]))
         return self.bad(self.out.number(self.data.ints[row + self.start]))
 
 
-@cython.final
-@cython.cclass
-class WriteFixed(Part):
+class WriteFixed(OfFixed):
     """As many bytes as a value has, as they are."""
-
-    data: _View
-    width: cython.Py_ssize_t
 
     def __init__(self, out: Output, place: int, array: pa.Array) -> None:
         super().__init__(out, place, array)
-        self.data = _View(array.buffers()[1])
         self.width = array.type.bit_width // 8
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def write(self, row: cython.Py_ssize_t) -> cython.int:
         return self.bad(self.out.copy(self.data.bytes, (row + self.start) * self.width, self.width))
 
 
-@cython.final
-@cython.cclass
 class WriteBinary(Part):
     """Bytes or a string, with the length before them."""
-
-    ends: _View
-    data: _View
 
     def __init__(self, out: Output, place: int, array: pa.Array) -> None:
         super().__init__(out, place, array)
         _, ends, data = array.buffers()
         self.ends, self.data = _View(ends), _View(data)
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def write(self, row: cython.Py_ssize_t) -> cython.int:
         at: cython.Py_ssize_t = self.ends.ints[row + self.start]
         length: cython.Py_ssize_t = self.ends.ints[row + self.start + 1] - at
@@ -282,24 +210,14 @@ class WriteBinary(Part):
         return self.bad(status)
 
 
-@cython.final
-@cython.cclass
-class WriteDecimal(Part):
+class WriteDecimal(OfFixed):
     """A decimal's unscaled value, big-endian: in `size` bytes, or (0) in as few as it takes with their number before them."""
-
-    data: _View
-    width: cython.Py_ssize_t
-    size: cython.Py_ssize_t
 
     def __init__(self, out: Output, place: int, array: pa.Array, size: int) -> None:
         super().__init__(out, place, array)
-        self.data = _View(array.buffers()[1])
         self.width = array.type.bit_width // 8
         self.size = size
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def write(self, row: cython.Py_ssize_t) -> cython.int:
         at: cython.Py_ssize_t = (row + self.start) * self.width
         needed: cython.Py_ssize_t = self.width
@@ -323,22 +241,9 @@ class WriteDecimal(Part):
         return self.bad(status)
 
 
-@cython.final
-@cython.cclass
-class WriteUuid(Part):
+class WriteUuid(WriteBinary):
     """The 36 characters of a UUID as 16 bytes."""
 
-    ends: _View
-    data: _View
-
-    def __init__(self, out: Output, place: int, array: pa.Array) -> None:
-        super().__init__(out, place, array)
-        _, ends, data = array.buffers()
-        self.ends, self.data = _View(ends), _View(data)
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def write(self, row: cython.Py_ssize_t) -> cython.int:
         at: cython.Py_ssize_t = self.ends.ints[row + self.start]
         i: cython.Py_ssize_t
@@ -372,20 +277,9 @@ class WriteUuid(Part):
         return 0
 
 
-@cython.final
-@cython.cclass
-class WriteDuration(Part):
+class WriteDuration(OfFixed):
     """An interval of months, days and nanoseconds as three unsigned 32-bit numbers: months, days, milliseconds."""
 
-    data: _View
-
-    def __init__(self, out: Output, place: int, array: pa.Array) -> None:
-        super().__init__(out, place, array)
-        self.data = _View(array.buffers()[1])
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def write(self, row: cython.Py_ssize_t) -> cython.int:
         at: cython.Py_ssize_t = row + self.start
         nanos: cython.longlong = self.data.longs[2 * at + 1]
@@ -405,15 +299,8 @@ class WriteDuration(Part):
         return 0
 
 
-@cython.final
-@cython.cclass
 class _Parts:
     """Parts that the kernel goes through without the GIL: their addresses, and the objects, kept alive."""
-
-    kept: list[object]
-    addresses: pa.Buffer
-    items: cython.pp_void
-    count: cython.Py_ssize_t
 
     def __init__(self, kept: Sequence[Part]) -> None:
         i: cython.Py_ssize_t
@@ -431,20 +318,13 @@ class _Parts:
             self.items = self.kept
 
 
-@cython.final
-@cython.cclass
 class WriteRecord(Part):
     """Fields, one after the other."""
-
-    parts: _Parts
 
     def __init__(self, out: Output, place: int, parts: Sequence[Part]) -> None:
         super().__init__(out, place, None)
         self.parts = _Parts(parts)
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def write(self, row: cython.Py_ssize_t) -> cython.int:
         i: cython.Py_ssize_t
         status: cython.int
@@ -455,22 +335,14 @@ class WriteRecord(Part):
         return 0
 
 
-@cython.final
-@cython.cclass
 class WriteItems(Part):
     """An array, or a map whose item writes key and value: one block and its end."""
-
-    ends: _View
-    item: Part
 
     def __init__(self, out: Output, place: int, array: pa.Array, item: Part) -> None:
         super().__init__(out, place, array)
         self.ends = _View(array.buffers()[1])
         self.item = item
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def write(self, row: cython.Py_ssize_t) -> cython.int:
         at: cython.Py_ssize_t = self.ends.ints[row + self.start]
         end: cython.Py_ssize_t = self.ends.ints[row + self.start + 1]
@@ -487,16 +359,8 @@ class WriteItems(Part):
         return self.bad(self.out.number(0))
 
 
-@cython.final
-@cython.cclass
 class WriteNullable(Part):
     """A union of null and one type. `null_branch` -1: there is no union, and a null is refused."""
-
-    validity: _View
-    has_nulls: cython.bint
-    part: Part
-    null_branch: cython.int
-    branch: cython.int
 
     def __init__(self, out: Output, place: int, array: pa.Array, part: Part, null_branch: int, branch: int) -> None:
         super().__init__(out, place, array)
@@ -504,9 +368,6 @@ class WriteNullable(Part):
         self.has_nulls = array.null_count > 0
         self.part, self.null_branch, self.branch = part, null_branch, branch
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def write(self, row: cython.Py_ssize_t) -> cython.int:
         at: cython.Py_ssize_t = row + self.start
         status: cython.int = 0
@@ -517,14 +378,8 @@ class WriteNullable(Part):
         return self.bad(status) if status != 0 else self.part.write(row)
 
 
-@cython.final
-@cython.cclass
 class WriteUnion(Part):
     """One of several types, of a dense union whose branches are the schema's."""
-
-    kinds: _View
-    places: _View
-    branches: _Parts
 
     def __init__(self, out: Output, place: int, array: pa.Array, branches: Sequence[Part]) -> None:
         super().__init__(out, place, array)
@@ -532,9 +387,6 @@ class WriteUnion(Part):
         self.kinds, self.places = _View(kinds), _View(places)
         self.branches = _Parts(branches)
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def write(self, row: cython.Py_ssize_t) -> cython.int:
         branch: cython.Py_ssize_t = self.kinds.bytes[row + self.start]
         status: cython.int = self.out.number(branch)

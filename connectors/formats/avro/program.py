@@ -91,7 +91,9 @@ def arrow_type(schema: AvroType, path: str = "") -> pa.DataType:
         case AvroMap():
             return pa.map_(pa.string(), pa.field("value", arrow_type(schema.values, f"{path}{{}}")))
         case AvroRecord():
-            return pa.struct([pa.field(each.name, arrow_type(each.type, _inside(path, each.name))) for each in schema.fields])
+            return pa.struct(
+                [pa.field(each.name, arrow_type(each.type, inside_path(path, each.name))) for each in schema.fields]
+            )
         case AvroUnion():
             return _union_type(schema, path)
         case AvroReference():
@@ -111,7 +113,7 @@ def _union_type(schema: AvroUnion, path: str) -> pa.DataType:
         return arrow_type(simple, path)
     if len(schema.branches) > MOST_BRANCHES:
         raise UsageError(f"the Avro union{_at(path)} has {len(schema.branches)} branches; at most {MOST_BRANCHES} can be read")
-    fields = [pa.field(type_name(each), arrow_type(each, _inside(path, type_name(each)))) for each in schema.branches]
+    fields = [pa.field(type_name(each), arrow_type(each, inside_path(path, type_name(each)))) for each in schema.branches]
     return pa.dense_union(fields)
 
 
@@ -136,7 +138,7 @@ def type_name(schema: AvroType) -> str:
             return "union"
 
 
-def _inside(path: str, name: str) -> str:
+def inside_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
@@ -192,7 +194,7 @@ def check_resolves(writer: AvroType, reader: AvroType, field: Sequence[str]) -> 
                 pass
             case _:  # each value decides
                 return
-        inside = _inside(path, name)
+        inside = inside_path(path, name)
         wanted = next(each for each in here.fields if each.name == name)
         index = here.fields.index(wanted)
         written = next((each for each in there.fields if _fields(there, here).get(each.name) == index), None)
@@ -307,7 +309,7 @@ class _Compiler:
         return kernel.ReadBranch(
             place,
             [
-                self.step(branch, reader, target, path) if fit else kernel.RefuseBranch(place, kernel.UNRESOLVED_BRANCH)
+                self.step(branch, reader, target, path) if fit else kernel.Step(place)
                 for branch, fit in zip(writer.branches, fits, strict=True)
             ],
         )
@@ -330,16 +332,16 @@ class _Compiler:
         for field in writer.fields:
             index = chosen.get(field.name)
             if index is None:
-                steps += self._skips(field.type, _inside(path, field.name))
+                steps += self._skips(field.type, inside_path(path, field.name))
                 continue
             wanted = reader.fields[index]
-            steps.append(self.step(field.type, wanted.type, target.inside[index], _inside(path, wanted.name)))
+            steps.append(self.step(field.type, wanted.type, target.inside[index], inside_path(path, wanted.name)))
         for index in sorted(set(range(len(reader.fields))) - set(chosen.values())):
             steps.append(self._default(reader, reader.fields[index], target.inside[index], path))
         return kernel.ReadFields(self._place(path), self._joined(steps, path), target.column)
 
     def _default(self, record: AvroRecord, field: AvroField, target: _Target, path: str) -> Any:  # noqa: ANN401 - of the kernel
-        inside = _inside(path, field.name)
+        inside = inside_path(path, field.name)
         if not field.has_default:
             raise _lacking(record, inside)
         step = self.step(field.type, field.type, target, inside)
@@ -387,9 +389,9 @@ class _Compiler:
                 entry = kernel.SkipSteps(place, self._joined([kernel.PREFIXED, *self._skips(writer.values, path)], path))
                 return [kernel.SkipItems(place, self.budget, entry, 1 + least_size(writer.values))]
             case AvroRecord():
-                if _refers(writer, writer.name):
+                if refers(writer, writer.name):
                     return [self._recursive(writer.name, path)]
-                return [each for field in writer.fields for each in self._skips(field.type, _inside(path, field.name))]
+                return [each for field in writer.fields for each in self._skips(field.type, inside_path(path, field.name))]
             case AvroReference():
                 return [self._recursive(writer.name, path)]
 
@@ -398,7 +400,7 @@ class _Compiler:
         if name not in self._skipping:
             self._skipping[name] = kernel.SkipRecursive(self._place(path), self.budget)
             fields = self._named[name].fields
-            steps = [each for field in fields for each in self._skips(field.type, _inside(path, field.name))]
+            steps = [each for field in fields for each in self._skips(field.type, inside_path(path, field.name))]
             self._skipping[name].set_steps(self._joined(steps, path))
         return self._skipping[name]
 
@@ -407,11 +409,12 @@ def _named(schema: AvroType) -> Iterator[tuple[str, AvroRecord]]:
     """The records in a schema, by name."""
     if isinstance(schema, AvroRecord):
         yield schema.name, schema
-    for each in _children(schema):
+    for each in children(schema):
         yield from _named(each)
 
 
-def _children(schema: AvroType) -> list[AvroType]:
+def children(schema: AvroType) -> list[AvroType]:
+    """The types that a type is made of."""
     match schema:
         case AvroRecord():
             return [field.type for field in schema.fields]
@@ -425,8 +428,9 @@ def _children(schema: AvroType) -> list[AvroType]:
             return []
 
 
-def _refers(schema: AvroType, name: str) -> bool:
-    return schema == AvroReference(name) or any(_refers(each, name) for each in _children(schema))
+def refers(schema: AvroType, name: str) -> bool:
+    """Whether a type of this name is within itself somewhere in the schema."""
+    return schema == AvroReference(name) or any(refers(each, name) for each in children(schema))
 
 
 def least_size(schema: AvroType) -> int:
@@ -473,7 +477,7 @@ def matches(writer: AvroType, reader: AvroType) -> bool:
 
 
 def _names_match(writer: AvroFixed | AvroEnum | AvroRecord, reader: AvroFixed | AvroEnum | AvroRecord) -> bool:
-    names = {_last(reader.name), *reader.aliases, *(alias for alias in map(_last, reader.aliases))}
+    names = {_last(reader.name), *reader.aliases, *map(_last, reader.aliases)}
     return writer.name in names or _last(writer.name) in names
 
 

@@ -16,17 +16,8 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.formats.avro.program import nullable
-from headrace.connectors.formats.avro.schema import (
-    AvroArray,
-    AvroField,
-    AvroMap,
-    AvroRecord,
-    AvroReference,
-    AvroType,
-    AvroUnion,
-    parsed_json,
-)
+from headrace.connectors.formats.avro.program import children, nullable, refers
+from headrace.connectors.formats.avro.schema import AvroField, AvroRecord, AvroReference, AvroType, AvroUnion, parsed_json
 from headrace.connectors.formats.value_format import BadValue
 from headrace.enumerator.errors import UsageError
 
@@ -62,41 +53,13 @@ def without_recursive(schema: AvroType) -> tuple[AvroType, tuple[Path, ...]]:
 
 
 def _recurs(schema: AvroType) -> bool:
-    match schema:
-        case AvroReference():
-            return True
-        case AvroRecord():
-            return any(_recurs(field.type) for field in schema.fields)
-        case AvroUnion():
-            return any(_recurs(each) for each in schema.branches)
-        case AvroArray():
-            return _recurs(schema.items)
-        case AvroMap():
-            return _recurs(schema.values)
-        case _:
-            return False
+    return isinstance(schema, AvroReference) or any(map(_recurs, children(schema)))
 
 
 def _plain_record(schema: AvroType) -> AvroRecord | None:
     """The record that a field has, or may have, if it does not contain itself."""
     record = nullable(schema) if isinstance(schema, AvroUnion) else schema
-    return record if isinstance(record, AvroRecord) and not _contains(record, record.name) else None
-
-
-def _contains(schema: AvroType, name: str) -> bool:
-    match schema:
-        case AvroReference():
-            return schema.name == name
-        case AvroRecord():
-            return any(_contains(field.type, name) for field in schema.fields)
-        case AvroUnion():
-            return any(_contains(each, name) for each in schema.branches)
-        case AvroArray():
-            return _contains(schema.items, name)
-        case AvroMap():
-            return _contains(schema.values, name)
-        case _:
-            return False
+    return record if isinstance(record, AvroRecord) and not refers(record, record.name) else None
 
 
 def _in_place(schema: AvroType, record: AvroRecord, other: AvroType) -> AvroType:

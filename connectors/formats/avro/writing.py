@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.formats.avro import encode as kernel
-from headrace.connectors.formats.avro.program import arrow_type, nullable
+from headrace.connectors.formats.avro.program import arrow_type, inside_path, nullable
 from headrace.connectors.formats.avro.schema import AvroArray, AvroEnum, AvroMap, AvroPrimitive, AvroRecord, AvroType, AvroUnion
 from headrace.enumerator.errors import UsageError
 
@@ -77,7 +77,7 @@ class _Binder:
             case AvroRecord():
                 fields = {array.type.field(i).name: _shown(array, array.field(i)) for i in range(array.type.num_fields)}
                 _check_fields(schema, fields, path)
-                parts = [self.part(each.type, fields[each.name], _inside(path, each.name)) for each in schema.fields]
+                parts = [self.part(each.type, fields[each.name], inside_path(path, each.name)) for each in schema.fields]
                 return kernel.WriteRecord(self.out, place, parts)
             case AvroArray():
                 return kernel.WriteItems(self.out, place, array, self.part(schema.items, array.values, f"{path}[]"))
@@ -106,10 +106,6 @@ class _Binder:
         if pa.types.is_floating(kind) or pa.types.is_fixed_size_binary(kind):
             return kernel.WriteFixed(out, place, array)
         return kernel.WriteNumber(out, place, array)
-
-
-def _inside(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _shown(record: pa.Array, field: pa.Array) -> pa.Array:

@@ -59,7 +59,7 @@ class RegisteredAvroFormat(RegisteredFormat):
         return schema.name if isinstance(schema, AvroRecord | AvroEnum | AvroFixed) else None
 
     def _reading_own(self) -> AvroFormat:
-        self._formats: dict[tuple[RegisteredSchema, int], AvroFormat | str] = {}
+        self._resolved = functools.lru_cache(_MOST_FORMATS)(self._resolve)
         self._bytes = AvroFormat("bytes")
         return self._format(self.reader, 0)
 
@@ -78,17 +78,12 @@ class RegisteredAvroFormat(RegisteredFormat):
             return encoded
         return pa.array([None if each is None else _without_length(each) for each in encoded.to_pylist()], pa.binary())
 
-    def _resolved(self, writer: RegisteredSchema, skipped: int) -> AvroFormat | str:
+    def _resolve(self, writer: RegisteredSchema, skipped: int) -> AvroFormat | str:
         """What decodes these values, or why nothing does."""
-        if (writer, skipped) not in self._formats:
-            try:
-                made: AvroFormat | str = self._format(writer, skipped)
-            except UsageError as error:
-                made = f"schema {writer.id} cannot be read by the reader's schema: {error}"
-            if len(self._formats) >= _MOST_FORMATS:
-                self._formats.clear()
-            self._formats[writer, skipped] = made
-        return self._formats[writer, skipped]
+        try:
+            return self._format(writer, skipped)
+        except UsageError as error:
+            return f"schema {writer.id} cannot be read by the reader's schema: {error}"
 
     def _format(self, writer: RegisteredSchema, skipped: int) -> AvroFormat:
         return AvroFormat(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import ClassVar
 
@@ -30,16 +31,14 @@ class RegisteredJsonFormat(RegisteredFormat):
         return title if isinstance(title, str) else None
 
     def _reading_own(self) -> JsonSchemaFormat:
-        self._formats: dict[int, JsonSchemaFormat] = {}
-        return self._format(0)
+        self._behind = functools.cache(self._format)
+        return self._behind(0)
 
     def _decoded(self, writer: RegisteredSchema, group: Framed, values: pa.Array) -> DecodedValues | str:
         del writer
         if group.tail:
             return "the header that names its schema continues after the id"
-        if group.skipped not in self._formats:
-            self._formats[group.skipped] = self._format(group.skipped)
-        return self._formats[group.skipped].decode(values)
+        return self._behind(group.skipped).decode(values)
 
     def _format(self, header_bytes: int) -> JsonSchemaFormat:
         references = dict(self.reader.references)

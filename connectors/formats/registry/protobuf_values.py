@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -44,7 +45,7 @@ class RegisteredProtobufFormat(RegisteredFormat):
         message: str | None = None,
     ) -> None:
         self._message = message
-        self._faults: dict[tuple[RegisteredSchema, tuple[int, ...]], str | None] = {}
+        self._found = functools.lru_cache(_MOST_KEPT)(self._find)
         super().__init__(registry, reader, known=known, fields=fields, field=field)
 
     def _arguments(self) -> dict[str, Any]:
@@ -56,12 +57,13 @@ class RegisteredProtobufFormat(RegisteredFormat):
         return self.message
 
     def _reading_own(self) -> ProtobufFormat:
-        own = self._format(0)
+        self._behind = functools.cache(self._format)
+        own = self._behind(0)
         self.message: str = own.message
-        self._formats: dict[int, ProtobufFormat] = {}
         return own
 
     def _format(self, header_bytes: int) -> ProtobufFormat:
+        """For values whose message starts after this many bytes."""
         references, text = dict(self.reader.references), self.reader.text
         return ProtobufFormat(
             text, message=self._message, references=references, fields=self._fields, header_bytes=header_bytes
@@ -82,12 +84,6 @@ class RegisteredProtobufFormat(RegisteredFormat):
             return self._behind(group.skipped + 1).decode(values) if fault is None else fault
         return self._one_by_one(writer, group.skipped, values)
 
-    def _behind(self, header_bytes: int) -> ProtobufFormat:
-        """The format for values whose message starts after this many bytes."""
-        if header_bytes not in self._formats:
-            self._formats[header_bytes] = self._format(header_bytes)
-        return self._formats[header_bytes]
-
     def _one_by_one(self, writer: RegisteredSchema, skipped: int, values: pa.Array) -> DecodedValues:
         messages: list[bytes | None] = []
         bad: dict[int, str] = {}
@@ -106,13 +102,9 @@ class RegisteredProtobufFormat(RegisteredFormat):
         """Why values of this message type are bad; None if they are not. Empty `indices` could not be read."""
         if not indices:
             return "the indices of its message type are not a list of numbers"
-        if (writer, indices) not in self._faults:
-            if len(self._faults) >= _MOST_KEPT:
-                self._faults.clear()
-            self._faults[writer, indices] = self._found(writer, indices)
-        return self._faults[writer, indices]
+        return self._found(writer, indices)
 
-    def _found(self, writer: RegisteredSchema, indices: tuple[int, ...]) -> str | None:
+    def _find(self, writer: RegisteredSchema, indices: tuple[int, ...]) -> str | None:
         try:
             name = message_at(_files(writer), indices)
         except UsageError as error:

@@ -21,7 +21,7 @@ from headrace.connectors.kafka.client.calls import Calls
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind, Coordinators
 from headrace.connectors.kafka.client.groups import CommittedOffset, Groups
 from headrace.connectors.kafka.client.metadata import Metadata
-from headrace.connectors.kafka.client.offsets import EpochEnds, OffsetAnswer, Offsets
+from headrace.connectors.kafka.client.offsets import OffsetAnswer, Offsets
 from headrace.connectors.kafka.client.positions import Symbol
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.client.retries import Outage, Retries
@@ -56,7 +56,6 @@ class KafkaCluster:
         self._retries = Retries(config, self._calls.contact if self._endures else None)
         self._metadata = Metadata(config, self._calls, self._retries)
         self._offsets = Offsets(config, self._calls, self._retries, self._metadata)
-        self._epochs = EpochEnds(self._calls, self._retries, self._metadata)
         self._coordinators = Coordinators(self._calls)
         self._groups = Groups(config.isolation, self._calls, self._retries, self._coordinators, self._metadata)
         _clusters.add(self)
@@ -75,11 +74,6 @@ class KafkaCluster:
         """Close all connections, and wake every thread that waits for an answer, a quota or between two tries."""
         self._retries.close()
         self._pool.close()
-
-    @property
-    def throttled_ms(self) -> Mapping[str, int]:
-        """How many ms of waiting each broker, by `host:port`, has asked for in all, as a quota says (KIP-13, KIP-219)."""
-        return self._pool.throttles.milliseconds
 
     @property
     def outage(self) -> Outage:
@@ -165,7 +159,7 @@ class KafkaCluster:
 
         None where the leader cannot tell. An end before what was read under that epoch means that the log was truncated.
         """
-        return self._epochs.ends(epochs)
+        return self._offsets.epoch_ends(epochs)
 
     def committed_offsets(
         self, group: str, partitions: Collection[TopicPartition] | None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Generic, TypeVar
 
 from headrace.connectors.kafka.client.api_versions import LIST_OFFSETS_COMMITTED
 from headrace.connectors.kafka.client.calls import Calls
@@ -16,7 +18,10 @@ from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.client.retries import Retries
 from headrace.connectors.kafka.client.topology import Broker, TopicPartition
 from headrace.connectors.kafka.client.wire.protocol import ListOffsetsRequest, Message, OffsetForLeaderEpochRequest, or_none
-from headrace.enumerator.errors import HeadraceError, RetriableError
+from headrace.enumerator.errors import RetriableError
+
+W = TypeVar("W")  # what is wanted of a partition
+A = TypeVar("A")  # what is answered
 
 _NO_LEADER_EPOCH = -1
 _CONSUMER = -1  # the replica id of clients, which are not brokers
@@ -35,20 +40,19 @@ class OffsetAnswer:
     leader_epoch: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """One partition in a request: its position, and the leader epoch as we know it."""
-
-    position: Symbol
-    leader_epoch: int | None
-
-
 @dataclass(slots=True)
-class _Lookup:
-    """One call of `list_offsets`: what was answered over all tries, and what failed in the present one."""
+class _Lookup(Generic[W, A]):
+    """One question to the leaders of partitions: what was answered over all tries, and what failed in the present one.
 
-    isolation: Isolation
-    answers: dict[TopicPartition, OffsetAnswer] = field(default_factory=dict)
+    `request` makes the message to one leader, of what is asked of each partition and the leader epoch as we know it. `read`
+    gives topic, partition and answer of one item of its response.
+    """
+
+    what: str
+    of_one: str
+    request: Callable[[Mapping[TopicPartition, tuple[W, int]]], Message]
+    read: Callable[[Message, Message], tuple[TopicPartition, A]]
+    answers: dict[TopicPartition, A] = field(default_factory=dict)
     failures: list[RetriableError] = field(default_factory=list)
 
 
@@ -62,169 +66,107 @@ class Offsets:
     def list_offsets(
         self, positions: Mapping[TopicPartition, Symbol], isolation: Isolation | None
     ) -> dict[TopicPartition, OffsetAnswer]:
-        """See `KafkaCluster.list_offsets`. A try asks only for what the tries before it have not answered."""
-        lookup = _Lookup(self._config.isolation if isolation is None else isolation)
-
-        def ask() -> dict[TopicPartition, OffsetAnswer]:
-            lookup.failures.clear()
-            self._ask_leaders({tp: position for tp, position in positions.items() if tp not in lookup.answers}, lookup)
-            if lookup.failures:
-                raise lookup.failures[0]
-            return lookup.answers
-
-        return self._retries.run("listing offsets", ask)
+        """See `KafkaCluster.list_offsets`."""
+        return self._retried(positions, self._of_offsets(self._config.isolation if isolation is None else isolation))
 
     def bounds(self, tp: TopicPartition) -> tuple[int | None, int | None]:
         """See `KafkaCluster.offset_range`."""
-        found = []
-        for position in (Earliest(), Latest()):
-            lookup = _Lookup(Isolation.READ_UNCOMMITTED)
-            self._ask_leaders({tp: position}, lookup)
-            if lookup.failures:
-                raise lookup.failures[0]
-            found.append(lookup.answers[tp].offset)
-        return found[0], found[1]
+        first, end = (self._try({tp: at}, self._of_offsets(Isolation.READ_UNCOMMITTED))[tp] for at in (Earliest(), Latest()))
+        return first.offset, end.offset
 
-    def _ask_leaders(self, positions: Mapping[TopicPartition, Symbol], lookup: _Lookup) -> None:
-        """One try. A leader that cannot be reached, or refuses for now, does not keep the others from being asked."""
-        for leader, wanted in self._by_leader(positions, lookup).items():
+    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        """See `KafkaCluster.epoch_ends`."""
+        lookup = _Lookup("looking up leader epochs", "looking up a leader epoch", _epochs_request, _epoch_end)
+        return self._retried(epochs, lookup)
+
+    def _of_offsets(self, isolation: Isolation) -> _Lookup[Symbol, OffsetAnswer]:
+        request = partial(_offsets_request, isolation, self._config.request_timeout_ms)
+        return _Lookup("listing offsets", "listing offsets", request, _offset_answer)
+
+    def _retried(self, wanted: Mapping[TopicPartition, W], lookup: _Lookup[W, A]) -> dict[TopicPartition, A]:
+        return self._retries.run(lookup.what, lambda: self._try(wanted, lookup))
+
+    def _try(self, wanted: Mapping[TopicPartition, W], lookup: _Lookup[W, A]) -> dict[TopicPartition, A]:
+        """Asks only for what the tries before have not answered. A leader that cannot be reached, or refuses for now, does
+        not keep the others from being asked.
+        """
+        lookup.failures.clear()
+        pending = {tp: item for tp, item in wanted.items() if tp not in lookup.answers}
+        for leader, partitions in self._by_leader(pending, lookup.failures).items():
             try:
-                self._ask(leader, wanted, lookup)
+                self._ask(leader, partitions, lookup)
             except RetriableError as error:
-                self._metadata.invalidate({topic for topic, _ in wanted})
+                self._metadata.invalidate({topic for topic, _ in partitions})
                 lookup.failures.append(error)
+        if lookup.failures:
+            raise lookup.failures[0]
+        return lookup.answers
 
     def _by_leader(
-        self, positions: Mapping[TopicPartition, Symbol], lookup: _Lookup
-    ) -> dict[Broker, dict[TopicPartition, _Wanted]]:
-        self._metadata.warm({topic for topic, _ in positions})
-        grouped: dict[Broker, dict[TopicPartition, _Wanted]] = defaultdict(dict)
-        for tp, position in positions.items():
-            try:
-                leader = self._metadata.leader(*tp)
-            except RetriableError as error:
-                lookup.failures.append(error)
-            else:
-                grouped[leader.broker][tp] = _Wanted(position, leader.epoch)
-        return grouped
-
-    def _ask(self, broker: Broker, wanted: Mapping[TopicPartition, _Wanted], lookup: _Lookup) -> None:
-        response = self._calls.call(broker, self._request(wanted, lookup.isolation))
-        left_out = set(wanted)
-        for topic in response.topics:
-            for item in topic.partitions:
-                tp = (topic.name, item.partition_index)
-                left_out.discard(tp)
-                if item.error_code == ErrorCode.NONE:
-                    lookup.answers[tp] = OffsetAnswer(or_none(item.offset), or_none(item.timestamp), or_none(item.leader_epoch))
-                else:
-                    self._metadata.invalidate([topic.name])
-                    error = broker_error(item.error_code, f"listing offsets of {tp[0]}-{tp[1]} at {broker}")
-                    lookup.failures.append(_only_retriable(error))
-        if left_out:
-            lookup.failures.append(RetriableError(f"listing offsets at {broker}: it left {len(left_out)} partitions out"))
-
-    def _request(self, wanted: Mapping[TopicPartition, _Wanted], isolation: Isolation) -> Message:
-        topic_class = ListOffsetsRequest.ListOffsetsTopic
-        by_topic: dict[str, list[Message]] = defaultdict(list)
-        for (topic, partition), item in wanted.items():
-            epoch = _NO_LEADER_EPOCH if item.leader_epoch is None else item.leader_epoch
-            by_topic[topic].append(
-                topic_class.ListOffsetsPartition(
-                    partition_index=partition, current_leader_epoch=epoch, timestamp=_wire_timestamp(item.position)
-                )
-            )
-        return ListOffsetsRequest(
-            replica_id=-1,
-            isolation_level=isolation.wire_value,
-            topics=[topic_class(name=topic, partitions=partitions) for topic, partitions in by_topic.items()],
-            timeout_ms=self._config.request_timeout_ms,
-            **(LIST_OFFSETS_COMMITTED.limits if isolation is Isolation.READ_COMMITTED else {}),
-        )
-
-
-def _wire_timestamp(position: Symbol) -> int:
-    if isinstance(position, Timestamp):
-        return position.ms
-    return _EARLIEST if isinstance(position, Earliest) else _LATEST
-
-
-def _only_retriable(error: HeadraceError) -> RetriableError:
-    if not isinstance(error, RetriableError):
-        raise error
-    return error
-
-
-class EpochEnds:
-    """Asks the leaders of partitions. Thread-safe; has no state of its own."""
-
-    def __init__(self, calls: Calls, retries: Retries, metadata: Metadata) -> None:
-        """Contacts nothing."""
-        self._calls, self._retries, self._metadata = calls, retries, metadata
-
-    def ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """See `KafkaCluster.epoch_ends`. A try asks only for what the tries before it have not answered."""
-        answers: dict[TopicPartition, int | None] = {}
-
-        def ask() -> dict[TopicPartition, int | None]:
-            failures: list[RetriableError] = []
-            pending = {tp: epoch for tp, epoch in epochs.items() if tp not in answers}
-            for leader, partitions in self._by_leader(pending, failures).items():
-                try:
-                    self._ask(leader, partitions, answers, failures)
-                except RetriableError as error:
-                    self._metadata.invalidate({topic for topic, _ in partitions})
-                    failures.append(error)
-            if failures:
-                raise failures[0]
-            return answers
-
-        return self._retries.run("looking up leader epochs", ask)
-
-    def _by_leader(
-        self, epochs: Mapping[TopicPartition, int], failures: list[RetriableError]
-    ) -> dict[Broker, dict[TopicPartition, tuple[int, int]]]:
-        """For each leader its partitions, with the epoch that is asked for and the one that we know it to lead in."""
-        self._metadata.warm({topic for topic, _ in epochs})
-        grouped: dict[Broker, dict[TopicPartition, tuple[int, int]]] = defaultdict(dict)
-        for tp, epoch in epochs.items():
+        self, wanted: Mapping[TopicPartition, W], failures: list[RetriableError]
+    ) -> dict[Broker, dict[TopicPartition, tuple[W, int]]]:
+        self._metadata.warm({topic for topic, _ in wanted})
+        grouped: dict[Broker, dict[TopicPartition, tuple[W, int]]] = defaultdict(dict)
+        for tp, item in wanted.items():
             try:
                 leader = self._metadata.leader(*tp)
             except RetriableError as error:
                 failures.append(error)
             else:
-                grouped[leader.broker][tp] = (epoch, _NO_LEADER_EPOCH if leader.epoch is None else leader.epoch)
+                grouped[leader.broker][tp] = (item, _NO_LEADER_EPOCH if leader.epoch is None else leader.epoch)
         return grouped
 
-    def _ask(
-        self,
-        broker: Broker,
-        partitions: Mapping[TopicPartition, tuple[int, int]],
-        answers: dict[TopicPartition, int | None],
-        failures: list[RetriableError],
-    ) -> None:
+    def _ask(self, broker: Broker, partitions: Mapping[TopicPartition, tuple[W, int]], lookup: _Lookup[W, A]) -> None:
         left_out = set(partitions)
-        for topic in self._calls.call(broker, _request(partitions)).topics:
+        for topic in self._calls.call(broker, lookup.request(partitions)).topics:
             for item in topic.partitions:
-                tp = (topic.topic, item.partition)
+                tp, answer = lookup.read(topic, item)
                 left_out.discard(tp)
                 if item.error_code == ErrorCode.NONE:
-                    answers[tp] = item.end_offset if item.end_offset >= 0 and item.leader_epoch >= 0 else None
+                    lookup.answers[tp] = answer
                     continue
-                self._metadata.invalidate([topic.topic])
-                error = broker_error(item.error_code, f"looking up a leader epoch of {tp[0]}-{tp[1]} at {broker}")
-                failures.append(_only_retriable(error))
+                self._metadata.invalidate([tp[0]])
+                error = broker_error(item.error_code, f"{lookup.of_one} of {tp[0]}-{tp[1]} at {broker}")
+                if not isinstance(error, RetriableError):
+                    raise error
+                lookup.failures.append(error)
         if left_out:
-            failures.append(RetriableError(f"looking up leader epochs at {broker}: it left {len(left_out)} partitions out"))
+            lookup.failures.append(RetriableError(f"{lookup.what} at {broker}: it left {len(left_out)} partitions out"))
 
 
-def _request(partitions: Mapping[TopicPartition, tuple[int, int]]) -> Message:
+def _offsets_request(isolation: Isolation, timeout_ms: int, wanted: Mapping[TopicPartition, tuple[Symbol, int]]) -> Message:
+    topic_class = ListOffsetsRequest.ListOffsetsTopic
+    by_topic: dict[str, list[Message]] = defaultdict(list)
+    for (topic, partition), (position, epoch) in wanted.items():
+        at = position.ms if isinstance(position, Timestamp) else _EARLIEST if isinstance(position, Earliest) else _LATEST
+        by_topic[topic].append(
+            topic_class.ListOffsetsPartition(partition_index=partition, current_leader_epoch=epoch, timestamp=at)
+        )
+    return ListOffsetsRequest(
+        replica_id=_CONSUMER,
+        isolation_level=isolation.wire_value,
+        topics=[topic_class(name=topic, partitions=partitions) for topic, partitions in by_topic.items()],
+        timeout_ms=timeout_ms,
+        **(LIST_OFFSETS_COMMITTED.limits if isolation is Isolation.READ_COMMITTED else {}),
+    )
+
+
+def _offset_answer(topic: Message, item: Message) -> tuple[TopicPartition, OffsetAnswer]:
+    answer = OffsetAnswer(or_none(item.offset), or_none(item.timestamp), or_none(item.leader_epoch))
+    return (topic.name, item.partition_index), answer
+
+
+def _epochs_request(wanted: Mapping[TopicPartition, tuple[int, int]]) -> Message:
     topic_class = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
     by_topic: dict[str, list[Message]] = defaultdict(list)
-    for (topic, partition), (epoch, current) in partitions.items():
+    for (topic, partition), (epoch, current) in wanted.items():
         by_topic[topic].append(
             topic_class.OffsetForLeaderPartition(partition=partition, current_leader_epoch=current, leader_epoch=epoch)
         )
     return OffsetForLeaderEpochRequest(
         replica_id=_CONSUMER, topics=[topic_class(topic=topic, partitions=items) for topic, items in by_topic.items()]
     )
+
+
+def _epoch_end(topic: Message, item: Message) -> tuple[TopicPartition, int | None]:
+    return (topic.topic, item.partition), item.end_offset if item.end_offset >= 0 and item.leader_epoch >= 0 else None

@@ -103,9 +103,9 @@ class ClientConfig:
         if self.isolation not in tuple(Isolation):
             raise UsageError(f"isolation.level must be read_uncommitted or read_committed, not {self.isolation!r}")
         object.__setattr__(self, "isolation", Isolation(self.isolation))
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
+        for name, kind in _NUMBERS.items():
+            value, least = getattr(self, name), 0 if name in _MAY_BE_0 else 1
+            if value is None and kind == "int | None":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _INT32_MAX:
                 raise UsageError(f"{_JAVA_NAME[name]} must be a whole number from {least} to {_INT32_MAX}, not {value!r}")
@@ -157,38 +157,14 @@ class ClientConfig:
         return cls(tls=tls, sasl=sasl, compression_level=_level(given), **plain)
 
 
-_OPTIONAL = frozenset(
-    {
-        "default_api_timeout_ms",
-        "connections_max_idle_ms",
-        "max_partition_fetch_bytes",
-        "receive_buffer_bytes",
-        "send_buffer_bytes",
-        "batch_size",
-        "max_request_size",
-        "delivery_timeout_ms",
-    }
-)
-_LEAST: dict[str, int] = {
-    "request_timeout_ms": 1,
-    "default_api_timeout_ms": 1,
-    "socket_connection_setup_timeout_ms": 1,
-    "connections_max_idle_ms": 0,
-    "reconnect_backoff_ms": 0,
-    "reconnect_backoff_max_ms": 0,
-    "retry_backoff_ms": 0,
-    "retry_backoff_max_ms": 0,
-    "metadata_max_age_ms": 0,
-    "fetch_min_bytes": 0,
-    "fetch_max_bytes": 1,
-    "fetch_max_wait_ms": 0,
-    "max_partition_fetch_bytes": 1,
-    "receive_buffer_bytes": 1,
-    "send_buffer_bytes": 1,
-    "batch_size": 0,
-    "max_request_size": 1,
-    "delivery_timeout_ms": 1,
-    "transaction_timeout_ms": 1,
+_NUMBERS = {
+    item.name: str(item.type)
+    for item in fields(ClientConfig)
+    if item.type in ("int", "int | None") and item.name != "compression_level"
+}
+_MAY_BE_0 = {
+    *("connections_max_idle_ms", "reconnect_backoff_ms", "reconnect_backoff_max_ms", "retry_backoff_ms"),
+    *("retry_backoff_max_ms", "metadata_max_age_ms", "fetch_min_bytes", "fetch_max_wait_ms", "batch_size"),
 }
 
 Parser = Callable[[str, str], object]
@@ -260,28 +236,13 @@ _CLIENT: dict[str, tuple[str, Parser]] = {
     "client.rack": ("client_rack", _text_or_none),
     "group.id": ("group_id", _text),
     "isolation.level": ("isolation", _isolation),
-    "request.timeout.ms": ("request_timeout_ms", _integer),
-    "default.api.timeout.ms": ("default_api_timeout_ms", _integer),
-    "socket.connection.setup.timeout.ms": ("socket_connection_setup_timeout_ms", _integer),
-    "connections.max.idle.ms": ("connections_max_idle_ms", _unless_minus_one),
     "client.dns.lookup": ("client_dns_lookup", _dns_lookup),
     "exclude.internal.topics": ("exclude_internal_topics", _truth),
-    "reconnect.backoff.ms": ("reconnect_backoff_ms", _integer),
-    "reconnect.backoff.max.ms": ("reconnect_backoff_max_ms", _integer),
-    "retry.backoff.ms": ("retry_backoff_ms", _integer),
-    "retry.backoff.max.ms": ("retry_backoff_max_ms", _integer),
-    "metadata.max.age.ms": ("metadata_max_age_ms", _integer),
-    "fetch.min.bytes": ("fetch_min_bytes", _integer),
-    "fetch.max.bytes": ("fetch_max_bytes", _integer),
-    "fetch.max.wait.ms": ("fetch_max_wait_ms", _integer),
-    "max.partition.fetch.bytes": ("max_partition_fetch_bytes", _integer),
+    "compression.type": ("compression_type", _text),
+    **{name.replace("_", "."): (name, _integer) for name in _NUMBERS},
+    "connections.max.idle.ms": ("connections_max_idle_ms", _unless_minus_one),
     "receive.buffer.bytes": ("receive_buffer_bytes", _unless_minus_one),
     "send.buffer.bytes": ("send_buffer_bytes", _unless_minus_one),
-    "compression.type": ("compression_type", _text),
-    "batch.size": ("batch_size", _integer),
-    "max.request.size": ("max_request_size", _integer),
-    "delivery.timeout.ms": ("delivery_timeout_ms", _integer),
-    "transaction.timeout.ms": ("transaction_timeout_ms", _integer),
 }
 _JAVA_NAME = {field_name: name for name, (field_name, _) in _CLIENT.items()}
 
@@ -424,7 +385,3 @@ def _parse_addresses(bootstrap: str) -> tuple[tuple[str, int], ...]:
     if not addresses:
         raise UsageError("bootstrap.servers must name at least one host:port")
     return tuple(addresses)
-
-
-_FIELD_NAMES = frozenset(item.name for item in fields(ClientConfig))
-assert {name for name, _ in _CLIENT.values()} <= _FIELD_NAMES

@@ -1,7 +1,7 @@
 """Kafka record batches (message format v2) to Arrow, without a Python object per record.
 
-Cython in pure-Python mode: `setup.py` compiles this file, and the kernel then runs without the GIL. Uncompiled, the same
-file is the reference that the tests hold the compiled one against. A response is decoded in two steps:
+Cython in pure-Python mode: `setup.py` compiles this file, with the C types in `decode.pxd`, and the kernel then runs without
+the GIL. Uncompiled, the same file is the reference of the tests for the compiled one. A response is decoded in two steps:
 
 1. *plan*, with the GIL: walk the batch headers, check every CRC, drop control and aborted batches, decompress, and note
    where the records of each remaining batch lie;
@@ -212,29 +212,14 @@ def _long_varint(
 @cython.nogil
 @cython.exceptval(check=False)
 def _varint(
-    source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t
+    source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, bits: cython.int
 ) -> tuple[cython.longlong, cython.Py_ssize_t]:
-    """A 32-bit zigzag varint and the position after it."""
+    """A zigzag varint of up to `bits` bits and the position after it; most are one byte."""
     raw: cython.longlong
     if at < end and source[at] < 0x80:
         raw = source[at]
         return (raw >> 1) ^ -(raw & 1), at + 1
-    return _long_varint(source, at, end, 32)
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _varlong(
-    source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t
-) -> tuple[cython.longlong, cython.Py_ssize_t]:
-    """A 64-bit zigzag varint and the position after it."""
-    raw: cython.longlong
-    if at < end and source[at] < 0x80:
-        raw = source[at]
-        return (raw >> 1) ^ -(raw & 1), at + 1
-    return _long_varint(source, at, end, 64)
+    return _long_varint(source, at, end, bits)
 
 
 @cython.cfunc
@@ -284,14 +269,8 @@ def _is_utf8(source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py
     return True
 
 
-@cython.final
-@cython.cclass
 class _Validity:
     """Arrow validity bitmap of `capacity` slots: all valid until cleared."""
-
-    buffer: pa.Buffer
-    bits: cython.p_uchar
-    nulls: cython.Py_ssize_t
 
     def __init__(self, capacity: cython.Py_ssize_t) -> None:
         size: cython.Py_ssize_t = capacity // 8 + 1
@@ -304,31 +283,16 @@ class _Validity:
             self.bits = memoryview(self.buffer).cast("B")
             self.bits[:] = b"\xff" * size
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def clear(self, slot: cython.Py_ssize_t) -> cython.void:
         self.bits[slot >> 3] = self.bits[slot >> 3] & (0xFF ^ (1 << (slot & 7)))
         self.nulls += 1
 
-    @cython.cfunc
     def finish(self) -> pa.Buffer | None:
         return self.buffer if self.nulls else None
 
 
-@cython.final
-@cython.cclass
 class _Binary:
     """An Arrow binary or string array under construction. The caller keeps it within its capacities."""
-
-    validity: _Validity
-    data_buffer: pa.Buffer
-    ends_buffer: pa.Buffer
-    data: cython.p_uchar
-    ends: cython.p_int
-    rows: cython.Py_ssize_t
-    used: cython.Py_ssize_t
 
     def __init__(self, row_capacity: cython.Py_ssize_t, byte_capacity: cython.Py_ssize_t) -> None:
         self.validity = _Validity(row_capacity)
@@ -344,10 +308,6 @@ class _Binary:
             self.ends = memoryview(self.ends_buffer).cast("B").cast("i")
         self.ends[0] = 0
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def append(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.void:
         """Append `length` bytes of `source`, or a null where `length` is negative."""
         if length < 0:
@@ -358,7 +318,6 @@ class _Binary:
         self.rows += 1
         self.ends[self.rows] = cython.cast(cython.int, self.used)
 
-    @cython.cfunc
     def finish(self, kind: pa.DataType) -> pa.Array:
         self.data = self.ends = cython.NULL if cython.compiled else None
         self.data_buffer.resize(self.used, shrink_to_fit=True)
@@ -367,18 +326,8 @@ class _Binary:
         return pa.Array.from_buffers(kind, self.rows, buffers, self.validity.nulls)
 
 
-@cython.final
-@cython.cclass
 class _Headers:
     """The headers column under construction: a list per record, null for a record without headers, as Spark has it."""
-
-    validity: _Validity
-    keys: _Binary
-    values: _Binary
-    ends_buffer: pa.Buffer
-    ends: cython.p_int
-    capacity: cython.Py_ssize_t
-    malformed: cython.bint
 
     def __init__(self, row_capacity: cython.Py_ssize_t, byte_capacity: cython.Py_ssize_t, capacity: cython.Py_ssize_t) -> None:
         self.validity = _Validity(row_capacity)
@@ -393,9 +342,6 @@ class _Headers:
             self.ends = memoryview(self.ends_buffer).cast("B").cast("i")
         self.ends[0] = 0
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def append(
         self,
         row: cython.Py_ssize_t,
@@ -409,18 +355,17 @@ class _Headers:
         if count == 0:
             self.validity.clear(row)
         while count > 0:
-            length, at = _varint(source, at, end)
+            length, at = _varint(source, at, end, 32)
             self.keys.append(source, at, length)
             if not _is_utf8(source, at, at + length):
                 self.malformed = True
             at += length
-            length, at = _varint(source, at, end)
+            length, at = _varint(source, at, end, 32)
             self.values.append(source, at, length)
             at += _size(length)
             count -= 1
         self.ends[row + 1] = cython.cast(cython.int, self.keys.rows)
 
-    @cython.cfunc
     def finish(self, rows: cython.Py_ssize_t) -> pa.Array:
         keys = _decoded(self.keys.finish(pa.binary())) if self.malformed else self.keys.finish(pa.string())
         fields = [keys, self.values.finish(pa.binary())]
@@ -466,11 +411,11 @@ def _check_headers(
     length: cython.longlong
     key_end: cython.Py_ssize_t
     while count > 0:
-        length, at = _varint(source, at, end)
+        length, at = _varint(source, at, end, 32)
         if length < 0 or at > end or length > end - at:
             return _BAD_HEADER
         key_end = at + length
-        length, at = _varint(source, key_end, end)
+        length, at = _varint(source, key_end, end, 32)
         if length < -1 or at > end or length > end - at:
             return _BAD_HEADER
         at += _size(length)
@@ -478,31 +423,8 @@ def _check_headers(
     return _DONE if at == end else _BAD_HEADER
 
 
-@cython.final
-@cython.cclass
 class _Columns:
     """The columns of one Arrow batch under construction; those not asked for cost nothing."""
-
-    rows: cython.Py_ssize_t
-    row_capacity: cython.Py_ssize_t
-    headroom: cython.Py_ssize_t  # bytes of records that may still be appended
-    keys: _Binary
-    values: _Binary
-    headers: _Headers
-    offsets_buffer: pa.Buffer
-    times_buffer: pa.Buffer
-    time_types_buffer: pa.Buffer
-    offsets: cython.p_longlong
-    times: cython.p_longlong
-    time_types: cython.p_int
-    has_keys: cython.bint
-    has_values: cython.bint
-    has_headers: cython.bint
-    has_offsets: cython.bint
-    has_times: cython.bint
-    has_time_types: cython.bint
-    nulls_times: cython.bint
-    times_validity: _Validity
 
     def __init__(
         self,
@@ -542,10 +464,6 @@ class _Columns:
             self.times = memoryview(self.times_buffer).cast("B").cast("q")
             self.time_types = memoryview(self.time_types_buffer).cast("B").cast("i")
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def append(
         self,
         source: cython.p_const_uchar,
@@ -571,9 +489,9 @@ class _Columns:
 
         if self.rows == self.row_capacity or length > self.headroom:
             return _FULL
-        key_length, key_at = _varint(source, at, end)
-        value_length, value_at = _varint(source, key_at + _size(key_length), end)
-        count, headers_at = _varint(source, value_at + _size(value_length), end)
+        key_length, key_at = _varint(source, at, end, 32)
+        value_length, value_at = _varint(source, key_at + _size(key_length), end, 32)
+        count, headers_at = _varint(source, value_at + _size(value_length), end, 32)
         if headers_at > end or key_length < -1 or value_length < -1:
             return _BAD_FIELD
         if count == 0 and headers_at != end:
@@ -606,9 +524,6 @@ class _Columns:
         self.rows += 1
         return _DONE
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def fill_time_types(self, first: cython.Py_ssize_t, time_type: cython.int) -> cython.void:
         """Give the rows from `first` on their timestamp type: it is one for all records of a batch."""
         row: cython.Py_ssize_t
@@ -616,7 +531,6 @@ class _Columns:
             for row in range(first, self.rows):
                 self.time_types[row] = time_type
 
-    @cython.cfunc
     def array(self, name: str, topic: str, partition: int) -> pa.Array:
         if name == "key":
             return self.keys.finish(pa.binary())
@@ -690,42 +604,8 @@ _CODECS: tuple[tuple[str, Callable[[memoryview, memoryview], int]], ...] = (
 )
 
 
-@cython.final
-@cython.cclass
 class _Plan:
     """Walks the batches of one response: `extend` plans some, `fill` takes their records, alternately until `finished`."""
-
-    place: str
-    start: cython.longlong
-    stop: cython.longlong
-    position: cython.longlong  # the offset to read next, after what has been filled
-    finished: cython.bint  # nothing is left to plan
-    max_bytes: cython.Py_ssize_t
-    max_rows: cython.Py_ssize_t
-    max_unpacked: cython.Py_ssize_t
-    data: pa.Buffer
-    view: memoryview
-    raw: cython.p_const_uchar
-    size: cython.Py_ssize_t
-    walked: cython.Py_ssize_t  # bytes of the data whose batches have been planned or skipped
-    planned: cython.longlong  # the position after those
-    floor: cython.longlong  # the least base offset that the next batch may have
-    aborted: list[tuple[int, int]] | None  # what of the aborted list is still ahead, last first; None under read_uncommitted
-    aborting: set[int]  # producers within an aborted transaction
-    arena_buffer: pa.Buffer
-    arena: cython.p_const_uchar
-    arena_used: cython.Py_ssize_t
-    table_buffer: pa.Buffer
-    table: cython.p_longlong
-    table_capacity: cython.Py_ssize_t
-    batches: cython.Py_ssize_t
-    current: cython.Py_ssize_t
-    bytes_planned: cython.Py_ssize_t
-    rows_planned: cython.Py_ssize_t
-    last_packed: cython.Py_ssize_t  # bytes of the last batch that was decompressed, before and after
-    last_unpacked: cython.Py_ssize_t
-    needed: cython.Py_ssize_t  # bytes of a record that found no space in empty columns
-    failure: CorruptDataError | None
 
     def __init__(
         self,
@@ -750,10 +630,10 @@ class _Plan:
         self.size = self.data.size
         self.walked = 0
         self.aborted = None if aborted is None else sorted(aborted, key=itemgetter(1), reverse=True)
-        self.aborting = set()
+        self.aborting: set[int] = set()
         self.floor = self.arena_used = self.batches = self.current = self.needed = 0
         self.last_packed, self.last_unpacked = 1, 0
-        self.failure = None
+        self.failure: CorruptDataError | None = None
         self.table_capacity = min(self.size // _RECORDS + 1, _MOST_BATCHES)
         self.table_buffer = pa.allocate_buffer(8 * _WIDTH * self.table_capacity)
         if cython.compiled:
@@ -764,7 +644,6 @@ class _Plan:
             self.table = memoryview(self.table_buffer).cast("B").cast("q")
         self.set_arena(pa.allocate_buffer(0))
 
-    @cython.cfunc
     def set_arena(self, buffer: pa.Buffer) -> cython.void:
         self.arena_buffer = buffer
         if cython.compiled:
@@ -786,7 +665,6 @@ class _Plan:
         if self.batches == 0:
             self.position = self.planned
 
-    @cython.cfunc
     def plan_next(self) -> cython.bint:
         """Plan or skip the next batch. False: it is not there, or has to wait until this plan has been filled."""
         at: cython.Py_ssize_t = self.walked
@@ -812,7 +690,6 @@ class _Plan:
         self.finished = self.planned == self.stop or end == self.size
         return True
 
-    @cython.cfunc
     def batch_end(self, at: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """Where the batch at `at` ends: beyond the data if it is truncated."""
         length: cython.longlong
@@ -827,7 +704,6 @@ class _Plan:
             self.refuse(at, f"a batch length of {length} bytes")
         return at + _LENGTH + 4 + length
 
-    @cython.cfunc
     def check(self, at: cython.Py_ssize_t, end: cython.Py_ssize_t, base: cython.longlong, last: cython.longlong) -> cython.void:
         claimed: cython.longlong = _unsigned(self.raw, at + _CRC, 4)
         found: cython.longlong = crc32c(self.view[at + _ATTRIBUTES : end])
@@ -838,7 +714,6 @@ class _Plan:
         if base < self.floor:
             self.refuse(at, f"the batch before it ends at offset {self.floor - 1}")
 
-    @cython.cfunc
     def is_wanted(
         self, at: cython.Py_ssize_t, end: cython.Py_ssize_t, base: cython.longlong, last: cython.longlong
     ) -> cython.bint:
@@ -855,7 +730,6 @@ class _Plan:
                 return False
         return not attributes & _CONTROL_BIT and base + last >= self.start
 
-    @cython.cfunc
     def is_abort_marker(self, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.bint:
         """Whether the control batch holds an ABORT record: its key is two 16-bit integers, version and type."""
         length: cython.longlong
@@ -864,15 +738,14 @@ class _Plan:
             return False  # compaction has emptied it
         if _unsigned(self.raw, at + _ATTRIBUTES, 2) & _CODEC_BITS:
             self.refuse(at, "a compressed control batch")
-        length, pos = _varint(self.raw, at + _RECORDS, end)
-        length, pos = _varlong(self.raw, pos + 1, end)  # after the attributes
-        length, pos = _varint(self.raw, pos, end)
-        length, pos = _varint(self.raw, pos, end)
+        length, pos = _varint(self.raw, at + _RECORDS, end, 32)
+        length, pos = _varint(self.raw, pos + 1, end, 64)  # after the attributes
+        length, pos = _varint(self.raw, pos, end, 32)
+        length, pos = _varint(self.raw, pos, end, 32)
         if pos > end or length < 4 or length > end - pos:
             self.refuse(at, "a control record without a key of version and type")
         return _unsigned(self.raw, pos + 2, 2) == _ABORT_MARKER
 
-    @cython.cfunc
     def add(self, at: cython.Py_ssize_t, end: cython.Py_ssize_t, base: cython.longlong, last: cython.longlong) -> cython.bint:
         """Plan the records of a batch, decompressed if need be. False: this plan has no space for it."""
         attributes: cython.longlong = _unsigned(self.raw, at + _ATTRIBUTES, 2)
@@ -911,16 +784,13 @@ class _Plan:
         self.bytes_planned += size
         return True
 
-    @cython.cfunc
     def has_headroom(self, count: cython.longlong, size: cython.Py_ssize_t) -> cython.bint:
         return self.rows_planned + count <= self.max_rows and self.bytes_planned + size <= self.max_bytes
 
-    @cython.cfunc
     def expected(self, packed: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """What a batch of this size probably unpacks to: decompressing one that finds no space is work for nothing."""
         return packed * self.last_unpacked // self.last_packed
 
-    @cython.cfunc
     def unpack(self, at: cython.Py_ssize_t, end: cython.Py_ssize_t, codec: cython.int) -> cython.Py_ssize_t:
         """Decompress a batch behind what the arena holds and give the size. Negative: it has to wait for an empty arena.
 
@@ -945,7 +815,6 @@ class _Plan:
                     self.refuse(at, f"{name} decompression into at most {limit} failed: {error}")
                 self.grow_arena()
 
-    @cython.cfunc
     def grow_arena(self) -> cython.void:
         size = max(8 * self.arena_buffer.size, 4 * self.size, min(16 * self.size, 2 * self.max_bytes), 1 << 16)
         self.set_arena(pa.allocate_buffer(min(size, self.max_unpacked)))
@@ -993,7 +862,6 @@ class _Plan:
 
     # Refusing
 
-    @cython.cfunc
     def refuse(self, at: cython.Py_ssize_t, what: str) -> cython.void:
         raise BadBatchError(self.place, _signed(self.raw, at, 8), what)
 
@@ -1053,13 +921,13 @@ def _fill_batch(plan: _Plan, out: _Columns) -> cython.int:
     delta: cython.longlong
 
     while left > 0:
-        length, pos = _varint(source, at, end)
+        length, pos = _varint(source, at, end, 32)
         if pos > end or length < 0 or length > end - pos:
             status = _BAD_LENGTH
             break
         record_end = pos + length
-        time, pos = _varlong(source, pos + 1, record_end)  # after the attributes, which are unused
-        delta, pos = _varint(source, pos, record_end)
+        time, pos = _varint(source, pos + 1, record_end, 64)  # after the attributes, which are unused
+        delta, pos = _varint(source, pos, record_end, 32)
         if pos > record_end:
             status = _BAD_FIELD
         elif delta < lowest or delta > last:

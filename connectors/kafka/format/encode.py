@@ -1,7 +1,6 @@
-"""Arrow to Kafka record batches (message format v2), without a Python object per record: the mirror of `records`.
+"""Arrow to Kafka record batches (message format v2), without a Python object per record: the mirror of `decode`.
 
-Cython in pure-Python mode, as `records` is: `setup.py` compiles this file, and uncompiled it is the reference that the
-tests hold the compiled one against. One Arrow batch is encoded in three steps:
+Cython in pure-Python mode, as `decode` is. One Arrow batch is encoded in three steps:
 
 1. *place*, without the GIL: check every row, and give it its size and its partition;
 2. *write*, without the GIL: append the rows, partition by partition, to the batch that is open there;
@@ -88,10 +87,6 @@ _BLOB = (pa.binary(), pa.large_binary(), *_TEXT)
 _PER_MILLI = {"ms": 1, "us": 1000, "ns": 1_000_000}
 
 
-def _is_blob(kind: pa.DataType) -> bool:
-    return kind in _BLOB
-
-
 def _is_headers(kind: pa.DataType) -> bool:
     if not pa.types.is_list(kind) or not pa.types.is_struct(kind.value_type):
         return False
@@ -101,21 +96,13 @@ def _is_headers(kind: pa.DataType) -> bool:
     return fields["key"] in _TEXT and fields["value"] in _BLOB
 
 
-def _is_partition(kind: pa.DataType) -> bool:
-    return kind == pa.int32()
-
-
-def _is_timestamp(kind: pa.DataType) -> bool:
-    return pa.types.is_timestamp(kind) and kind.unit in _PER_MILLI
-
-
 _BLOB_TYPES = "binary or string (or large_binary, large_string)"
 _COLUMNS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
-    "value": (_is_blob, _BLOB_TYPES),
-    "key": (_is_blob, _BLOB_TYPES),
+    "value": (lambda kind: kind in _BLOB, _BLOB_TYPES),
+    "key": (lambda kind: kind in _BLOB, _BLOB_TYPES),
     "headers": (_is_headers, "list<struct<key: string, value: binary>>"),
-    "partition": (_is_partition, "int32"),
-    "timestamp": (_is_timestamp, "timestamp in ms, us or ns"),
+    "partition": (lambda kind: kind == pa.int32(), "int32"),
+    "timestamp": (lambda kind: pa.types.is_timestamp(kind) and kind.unit in _PER_MILLI, "timestamp in ms, us or ns"),
 }
 
 
@@ -278,16 +265,8 @@ def _murmur2(source: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython
     return found ^ (found >> 15)
 
 
-@cython.final
-@cython.cclass
 class _Nulls:
     """Which slots of a column are null: every one, where there is no such column."""
-
-    buffer: pa.Buffer | None
-    bits: cython.p_const_uchar
-    first: cython.Py_ssize_t  # where in its buffers the column starts
-    is_absent: cython.bint
-    is_mixed: cython.bint
 
     def __init__(self, array: pa.Array | None) -> None:
         self.is_absent = array is None
@@ -296,10 +275,6 @@ class _Nulls:
         self.buffer = None if array is None or not self.is_mixed else array.buffers()[0]
         self.bits = _bytes(self.buffer)
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def at(self, slot: cython.Py_ssize_t) -> cython.bint:
         bit: cython.Py_ssize_t = self.first + slot
         if self.is_mixed:
@@ -307,17 +282,8 @@ class _Nulls:
         return self.is_absent
 
 
-@cython.final
-@cython.cclass
 class _Blobs:
     """A binary or string column, read where it lies."""
-
-    buffers: list[pa.Buffer | None]
-    nulls: _Nulls
-    data: cython.p_const_uchar
-    ends: cython.p_int
-    long_ends: cython.p_longlong
-    is_large: cython.bint
 
     def __init__(self, array: pa.Array | None) -> None:
         self.buffers = [None, None, None] if array is None else array.buffers()
@@ -327,36 +293,20 @@ class _Blobs:
         self.long_ends = _longs(self.buffers[1] if self.is_large else None)
         self.data = _bytes(self.buffers[2])
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def begin(self, slot: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """Where in `data` the slot's bytes start. The slot must not be null."""
         slot += self.nulls.first
         return self.long_ends[slot] if self.is_large else self.ends[slot]
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def length(self, slot: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """In bytes; -1 for null, as Kafka has it."""
         return -1 if self.nulls.at(slot) else self.begin(slot + 1) - self.begin(slot)
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def size(self, slot: cython.Py_ssize_t) -> cython.longlong:
         """How many bytes `put` writes."""
         length: cython.longlong = self.length(slot)
         return _varint_size(length) + (length if length > 0 else 0)
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def put(self, target: cython.p_uchar, at: cython.Py_ssize_t, slot: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """Write length and bytes, and give the position after them."""
         length: cython.Py_ssize_t = self.length(slot)
@@ -367,17 +317,8 @@ class _Blobs:
         return at
 
 
-@cython.final
-@cython.cclass
 class _HeaderLists:
     """A column of header lists, read where it lies. A null list is one of no headers."""
-
-    buffer: pa.Buffer | None
-    nulls: _Nulls
-    null_entries: _Nulls
-    keys: _Blobs
-    values: _Blobs
-    ends: cython.p_int
 
     def __init__(self, array: pa.ListArray | None) -> None:
         entries = None if array is None else array.values
@@ -388,17 +329,10 @@ class _HeaderLists:
         self.values = _Blobs(None if entries is None else entries.field("value"))
         self.ends = _ints(self.buffer)
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def count(self, slot: cython.Py_ssize_t) -> cython.Py_ssize_t:
         at: cython.Py_ssize_t = self.nulls.first + slot
         return 0 if self.nulls.at(slot) else self.ends[at + 1] - self.ends[at]
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def size(self, slot: cython.Py_ssize_t) -> cython.longlong:
         """How many bytes `put` writes; -1 if a header is null, or its key."""
         left: cython.Py_ssize_t = self.count(slot)
@@ -414,9 +348,6 @@ class _HeaderLists:
                 left -= 1
         return size
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def put(self, target: cython.p_uchar, at: cython.Py_ssize_t, slot: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """Write the headers behind their count, and give the position after them."""
         left: cython.Py_ssize_t = self.count(slot)
@@ -432,28 +363,8 @@ class _HeaderLists:
         return at
 
 
-@cython.final
-@cython.cclass
 class _Rows:
     """The rows of one Arrow batch, and once they are placed: which go to each partition, and their sizes."""
-
-    count: cython.Py_ssize_t
-    now: cython.longlong
-    keys: _Blobs
-    values: _Blobs
-    headers: _HeaderLists
-    no_partition: _Nulls
-    no_time: _Nulls
-    partitions: cython.p_int
-    times: cython.p_longlong
-    per_milli: cython.longlong
-    refused: cython.Py_ssize_t  # the row that cannot be encoded, if there is one
-    buffers: list[pa.Buffer]
-    sizes: cython.p_int  # by row: bytes of key, value and headers
-    targets: cython.p_int  # by row: the partition
-    order: cython.p_int  # the rows of partition 0, of partition 1, and so on
-    ends: cython.p_longlong  # by partition: where in `order` its rows end
-    totals: cython.p_longlong  # by partition: bytes that its rows take at most
 
     def __init__(self, rows: pa.RecordBatch, partitions: int, now: cython.longlong) -> None:
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
@@ -478,10 +389,6 @@ class _Rows:
         self.partitions = _ints(None if partition is None else self.buffers[5])
         self.times = _longs(None if time is None else self.buffers[-1])
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     @cython.cdivision(True)  # noqa: FBT003 - nothing is negative or zero here, and checking that would take the GIL
     def time(self, row: cython.Py_ssize_t) -> cython.longlong:
         """In milliseconds. The row's own time has been found not to be negative."""
@@ -489,9 +396,6 @@ class _Rows:
             return self.now
         return self.times[self.no_time.first + row] // self.per_milli
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def check(self, row: cython.Py_ssize_t, partitions: cython.int) -> cython.int:
         """Whether the row can be encoded; notes its size."""
         partition: cython.int
@@ -510,9 +414,6 @@ class _Rows:
         self.sizes[row] = cython.cast(cython.int, size)
         return _DONE
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def sort(self, partitions: cython.int) -> cython.void:
         """Put the rows in order by partition. Stable: within a partition they stay as they were."""
         row: cython.Py_ssize_t
@@ -528,7 +429,6 @@ class _Rows:
             self.order[self.ends[target]] = cython.cast(cython.int, row)
             self.ends[target] += 1
 
-    @cython.cfunc
     def refusal(self, status: cython.int, partitions: cython.int) -> UsageError:
         """What is wrong with the refused row."""
         row: cython.Py_ssize_t = self.refused
@@ -546,14 +446,8 @@ class _Rows:
         return UsageError(f"row {row}: {what}")
 
 
-@cython.final
-@cython.cclass
 class _Partitioner:
     """Chooses partitions. Remembers where rows without a key go next."""
-
-    partitions: cython.int
-    sticky: cython.int
-    enough: cython.longlong  # bytes of rows without a key, after which the next partition has its turn
 
     def __init__(self, partitions: int, enough: int) -> None:
         self.partitions = partitions
@@ -570,16 +464,9 @@ class _Partitioner:
         if status != _DONE:
             raise rows.refusal(status, self.partitions)
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     def after(self, partition: cython.int) -> cython.int:
         return partition + 1 if partition + 1 < self.partitions else 0
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def place_all(self, rows: _Rows) -> cython.int:
         row: cython.Py_ssize_t
         status: cython.int
@@ -609,10 +496,6 @@ class _Partitioner:
         self.sticky = sticky if written == 0 else self.after(sticky)
         return _DONE
 
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
     @cython.cdivision(True)  # noqa: FBT003 - nothing is negative or zero here, and checking that would take the GIL
     def of_key(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.int:
         return cython.cast(cython.int, _murmur2(source, at, length) & 0x7FFFFFFF) % self.partitions
@@ -694,22 +577,8 @@ class _Producer(NamedTuple):
     compress: Callable[[memoryview], bytes] | None
 
 
-@cython.final
-@cython.cclass
 class _OpenBatch:
     """The batch of one partition that records are being appended to."""
-
-    partition: int
-    producer: _Producer
-    limit: cython.Py_ssize_t
-    sequence: cython.longlong  # of the first record
-    count: cython.longlong
-    base_time: cython.longlong
-    max_time: cython.longlong
-    buffer: pa.Buffer
-    data: cython.p_uchar
-    capacity: cython.Py_ssize_t
-    used: cython.Py_ssize_t
 
     def __init__(self, partition: int, producer: _Producer, limit: int, sequence: int) -> None:
         self.partition = partition
@@ -721,7 +590,6 @@ class _OpenBatch:
         self.used = _RECORDS
         self.set_buffer(pa.allocate_buffer(0))
 
-    @cython.cfunc
     def set_buffer(self, buffer: pa.Buffer) -> cython.void:
         self.buffer = buffer
         self.data = _bytes(buffer)
@@ -746,7 +614,6 @@ class _OpenBatch:
             pending -= self.used - before
             full.append(self.close())
 
-    @cython.cfunc
     def reserve(self, pending: cython.longlong, first: cython.longlong) -> cython.void:
         """Make space for `pending` more bytes up to the limit, and in an empty batch for the `first` of them at any rate."""
         needed: cython.Py_ssize_t = min(self.used + pending, self.limit)
@@ -760,9 +627,6 @@ class _OpenBatch:
                 _copy(self.data, _RECORDS, old, _RECORDS, self.used - _RECORDS)
         del old_buffer
 
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def write(self, rows: _Rows, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """Append rows until the batch has no space for the next; give the position of that one. An empty batch takes one."""
         row: cython.Py_ssize_t
@@ -801,32 +665,21 @@ class _OpenBatch:
             view[:_RECORDS] = self.header(view[_RECORDS:], attributes & ~CODEC_BITS)
             data = view.toreadonly()
             self.set_buffer(pa.allocate_buffer(0))
-        sequence: int = self.sequence if self.producer.producer_id != _NO_PRODUCER else -1
-        closed = EncodedBatch(self.partition, data, self.count, sequence)
+        closed = EncodedBatch(self.partition, data, self.count, self.first_sequence())
         self.sequence = (self.sequence + self.count) & _INT32_MAX
         self.count = 0
         self.used = _RECORDS
         return closed
 
-    @cython.cfunc
+    def first_sequence(self) -> int:
+        return self.sequence if self.producer.producer_id != _NO_PRODUCER else -1
+
     def header(self, body: bytes | memoryview, attributes: int) -> bytes:
         """The header of a batch whose records, compressed or not, are `body`."""
-        producer_id = self.producer.producer_id
-        fields = HEADER.pack(
-            0,
-            HEADER.size - AFTER_LENGTH + len(body),
-            -1,
-            MAGIC,
-            0,
-            attributes,
-            self.count - 1,
-            self.base_time,
-            self.max_time,
-            producer_id,
-            self.producer.producer_epoch,
-            self.sequence if producer_id != _NO_PRODUCER else -1,
-            self.count,
-        )
+        length = HEADER.size - AFTER_LENGTH + len(body)
+        producer = (self.producer.producer_id, self.producer.producer_epoch, self.first_sequence())
+        times = (self.base_time, self.max_time)
+        fields = HEADER.pack(0, length, -1, MAGIC, 0, attributes, self.count - 1, *times, *producer, self.count)
         crc = crc32c(body, crc32c(fields[CRC_FROM:]))
         return fields[:CRC_AT] + crc.to_bytes(4, "big") + fields[CRC_FROM:]
 

@@ -72,7 +72,8 @@ class BatchSpan:
         return self.epochs[-1][1] if self.epochs else None
 
 
-def _or_none(value: int) -> int | None:
+def or_none(value: int) -> int | None:
+    """A number that the protocol writes as -1 when it is unknown."""
     return None if value < 0 else value
 
 
@@ -188,11 +189,11 @@ def _parse_partition(cursor: _Cursor, version: int, topic: str | None, topic_id:
         topic_id=topic_id,
         partition=index,
         error=error,
-        high_watermark=_or_none(high),
-        last_stable_offset=_or_none(stable),
-        log_start_offset=_or_none(start),
+        high_watermark=or_none(high),
+        last_stable_offset=or_none(stable),
+        log_start_offset=or_none(start),
         aborted=aborted,
-        preferred_replica=_or_none(replica),
+        preferred_replica=or_none(replica),
         diverging=diverging if diverging and diverging[1] >= 0 else None,
         leader=leader if leader and leader[0] >= 0 else None,
         records=records,

@@ -418,19 +418,12 @@ def transactional_sender(
     by who writes again what such an end has aborted.
     """
     lifetime = None if timeout_ms is None else _Lifetime(transactions, producer, timeout_ms)
-    if protocol is TransactionProtocol.V1:
-        return BatchSender(
-            cluster,
-            transactional_id=producer.transactional_id,
-            max_version=PRODUCE_V1.highest,
-            before_first=lambda partitions: transactions.add_partitions(producer, partitions),
-            lifetime=lifetime,
-        )
+    is_v1 = protocol is TransactionProtocol.V1  # in version 2 Produce adds the partitions itself (KIP-890)
     return BatchSender(
         cluster,
         transactional_id=producer.transactional_id,
-        max_version=None,
-        before_first=lambda _: None,  # Produce adds the partitions itself (KIP-890)
+        max_version=PRODUCE_V1.highest if is_v1 else None,
+        before_first=(lambda partitions: transactions.add_partitions(producer, partitions)) if is_v1 else lambda _: None,
         lifetime=lifetime,
     )
 

@@ -195,12 +195,11 @@ class Transactions:
 
         Raises `InvalidForBrokerError` for a timeout that the broker does not allow.
         """
-        return self._init(_InitProducer(transactional_id, timeout_ms, -1, -1))
+        return self._init(Producer(transactional_id, -1, -1), timeout_ms)
 
     def renew(self, producer: Producer, timeout_ms: int) -> Producer:
         """Bump the epoch of a producer that is still the current one (KIP-360). Raises FencedByBrokerError when it is not."""
-        assert producer.transactional_id is not None
-        return self._init(_InitProducer(producer.transactional_id, timeout_ms, producer.producer_id, producer.epoch))
+        return self._init(producer, timeout_ms)
 
     def init_idempotent(self) -> Producer:
         def ask() -> Producer:
@@ -211,14 +210,20 @@ class Transactions:
 
         return self._cluster.retrying("asking for a producer id", ask)
 
-    def _init(self, wanted: _InitProducer) -> Producer:
-        where = f"taking over the transactional id {wanted.transactional_id!r}"
+    def _init(self, producer: Producer, timeout_ms: int) -> Producer:
+        where = f"taking over the transactional id {producer.transactional_id!r}"
 
         def ask() -> Producer:
-            response = self._coordinated(wanted.transactional_id, wanted.request())
+            request = InitProducerIdRequest(  # a new one for each try: a request remembers the version that it was sent in
+                transactional_id=producer.transactional_id,
+                transaction_timeout_ms=timeout_ms,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.epoch,
+            )
+            response = self._coordinated(str(producer.transactional_id), request)
             if response.error_code != ErrorCode.NONE:
                 raise broker_error(response.error_code, where)
-            return Producer(wanted.transactional_id, response.producer_id, response.producer_epoch)
+            return Producer(producer.transactional_id, response.producer_id, response.producer_epoch)
 
         return self._cluster.retrying(where, ask)
 
@@ -366,25 +371,6 @@ class Transactions:
 
 _INT32_MAX = 0x7FFFFFFF
 _ELSEWHERE = (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR)
-
-
-@dataclass(frozen=True, slots=True)
-class _InitProducer:
-    """The arguments of one InitProducerId; producer id and epoch are -1 if the id is taken over."""
-
-    transactional_id: str
-    timeout_ms: int
-    producer_id: int
-    epoch: int
-
-    def request(self) -> Message:
-        """A new request, since a request remembers the version that it was sent in."""
-        return InitProducerIdRequest(
-            transactional_id=self.transactional_id,
-            transaction_timeout_ms=self.timeout_ms,
-            producer_id=self.producer_id,
-            producer_epoch=self.epoch,
-        )
 
 
 def _rank(error: BrokerError) -> int:

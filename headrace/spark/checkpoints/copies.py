@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +20,6 @@ from headrace.enumerator.errors import StateError, UsageError
 from headrace.runners.spark.offset_log import LOCK_NAME
 from headrace.spark.checkpoints import logs
 from headrace.spark.checkpoints.positions import OffsetForm, StoredPositions, moved, stored_positions
-from headrace.spark.checkpoints.schemas import schemas_of_copy
 from headrace.spark.checkpoints.targets import copy_target
 
 QUIET_S = 60.0
@@ -27,8 +27,7 @@ QUIET_S = 60.0
 Changed = Callable[[StoredPositions], StoredPositions | None]
 """A source's positions changed, or None where there is nothing to change."""
 
-CopyPlan = Mapping[str, bytes]
-"""What differs from the checkpoint: files with other contents, by their names."""
+CopyPlan = Mapping[str, bytes]  # what differs from the checkpoint: files with other contents, by their names
 
 
 def fork(checkpoint: logs.SparkCheckpoint) -> CopyPlan:
@@ -47,7 +46,8 @@ def rewind(checkpoint: logs.SparkCheckpoint, to_batch: int) -> CopyPlan:
     last = last_committed(checkpoint)
     batch = checkpoint.batch(to_batch)
     if to_batch not in checkpoint.committed:
-        raise UsageError(f"batch {to_batch} is not among the committed ones, which are {_span(checkpoint)}")
+        there = f"{min(checkpoint.committed)} to {max(checkpoint.committed)}" if checkpoint.committed else "none"
+        raise UsageError(f"batch {to_batch} is not among the committed ones, which are {there}")
     if checkpoint.state_operators and to_batch != last:
         raise StateError("the query keeps state, of which later batches have become part: it cannot go back by its logs alone")
     others = [source.name for source in batch.sources if stored_positions(source.text).form is OffsetForm.OTHER]
@@ -58,10 +58,7 @@ def rewind(checkpoint: logs.SparkCheckpoint, to_batch: int) -> CopyPlan:
 
 
 def batch_at(checkpoint: logs.SparkCheckpoint, time_ms: int) -> int:
-    """The last batch before the first that was planned after this time (epoch milliseconds, the driver's clock at the time).
-
-    What was there to be read later is in later batches. Raises UsageError where all that are left were planned later.
-    """
+    """The last one before the first planned after this time (epoch ms, driver's clock). Raises UsageError where none is."""
     planned = sorted(checkpoint.planned.items())
     later = [number for number, batch in planned if batch.planned_ms is None or batch.planned_ms > time_ms]
     before = [number for number, _ in planned if not later or number < later[0]]
@@ -127,7 +124,7 @@ def write_copy(checkpoint: logs.SparkCheckpoint, to: str, plan: CopyPlan, *, qui
     try:
         refuse_running(source, checkpoint, copy.began_s, quiet_s)
         names = source.files()
-        written = {**schemas_of_copy(source, names, target if is_local(target) else to.rstrip("/")), **plan}
+        written = {**_schemas_of_copy(source, names, target if is_local(target) else to.rstrip("/")), **plan}
         for name in _taken_over(names, written):
             copy.take(source, name)
         for name, content in written.items():
@@ -192,14 +189,9 @@ def _taken_over(names: Iterable[str], written: Mapping[str, bytes]) -> Iterator[
     """What is copied as it is: not the checksums of files that are written otherwise, which Spark reads without."""
     gone = {*written, LOCK_NAME}
     for name in names:
-        if name != logs.METADATA and name not in gone and _without_crc(name) not in gone:
+        summed = re.sub(r"(^|/)\.([^/]*)\.crc$", r"\1\2", name)
+        if name != logs.METADATA and name not in gone and summed not in gone:
             yield name
-
-
-def _without_crc(name: str) -> str:
-    folder, slash, last = name.rpartition("/")
-    is_crc = last.startswith(".") and last.endswith(".crc")
-    return f"{folder}{slash}{last.removeprefix('.').removesuffix('.crc')}" if is_crc else name
 
 
 def _new_query() -> dict[str, bytes]:
@@ -248,5 +240,32 @@ def last_committed(checkpoint: logs.SparkCheckpoint) -> int:
     return last
 
 
-def _span(checkpoint: logs.SparkCheckpoint) -> str:
-    return f"{min(checkpoint.committed)} to {max(checkpoint.committed)}" if checkpoint.committed else "none"
+# --- where the schemas of a query's state are -------------------------------------------------------------------------
+
+_STORES = re.compile(r"state/\d+/_metadata/v2/\d+")
+"""`transformWithState` keeps schemas, in files that Spark names by their whole paths. What names them are these files: the line
+`v2`, and JSON with `stateSchemaFilePaths` for each store. In a copy these would be those of the checkpoint that it was made of:
+without that one the copy's query does not start."""
+
+_SCHEMA = re.compile(r".*/(state/\d+/_stateSchema/[^/]+/[^/]+)")
+
+
+def _schemas_of_copy(source: Store, names: Iterable[str], copy: str) -> Mapping[str, bytes]:
+    """The files that name schemas, as a copy at this path or address is to have them. One of an unknown form stays as it is."""
+    there = f"file:{copy}" if is_local(copy) else copy
+    found = {name: _with_schemas_in(source.read(name).decode(), there) for name in names if _STORES.fullmatch(name)}
+    return {name: text.encode() for name, text in found.items() if text is not None}
+
+
+def _with_schemas_in(text: str, there: str) -> str | None:
+    """None where it names no schema."""
+    version, _, body = text.partition("\n")
+    try:
+        document = json.loads(body)
+        stores = [store for store in document["stateStoreInfo"] if store["stateSchemaFilePaths"]]
+        for store in stores:
+            paths = [(path, _SCHEMA.fullmatch(path)) for path in store["stateSchemaFilePaths"]]
+            store["stateSchemaFilePaths"] = [path if found is None else f"{there}/{found[1]}" for path, found in paths]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return f"{version}\n{json.dumps(document, separators=(',', ':'), ensure_ascii=False)}" if stores else None

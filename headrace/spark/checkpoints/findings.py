@@ -132,10 +132,7 @@ def findings_in_cluster(cluster: KafkaCluster, checkpoint: SparkCheckpoint) -> l
 
 
 def _begins_of_next_run(checkpoint: SparkCheckpoint, source: SourceOffsets) -> Mapping[str, int]:
-    """Where the last batch starts, by split, if it is not committed; nothing where it is, or where that is not stored.
-
-    A batch starts where the previous one has ended; in a partition that is not in that one, where headrace has first found it.
-    """
+    """Where the last batch starts, if it is not committed: at the previous one's end, or where headrace first found a split."""
     number = checkpoint.last_planned
     if number is None or number in checkpoint.committed:
         return {}

@@ -15,6 +15,7 @@ import json
 import struct
 import zlib
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,6 @@ NO_OFFSETS = "-"
 NAMED = 2  # the version of the offset log in which sources have names
 _OFFSET_VERSIONS, _COMMIT_VERSIONS = (1, NAMED), (1, 2, 3)
 _CRC_HEAD = b"crc\0"
-_HADOOP_SCHEMES = {"s3a:": "s3:", "s3n:": "s3:"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,8 @@ class PlannedBatch:
 
     def content(self, sources: tuple[SourceOffsets, ...]) -> bytes:
         """The entry as Spark writes it, with the offsets of these sources in place of its own."""
-        names = [f"{source.name}:" if self.version >= NAMED else "" for source in sources]
-        lines = [
-            f"{name}{NO_OFFSETS if source.text is None else source.text}" for name, source in zip(names, sources, strict=True)
-        ]
+        texts = [(source.name, NO_OFFSETS if source.text is None else source.text) for source in sources]
+        lines = [f"{name}:{text}" if self.version >= NAMED else text for name, text in texts]
         return "\n".join([f"v{self.version}", self.head, *lines]).encode()
 
 
@@ -109,10 +107,8 @@ def read_checkpoint(location: str) -> SparkCheckpoint:
 
 def fsspec_address(location: str) -> str:
     """As fsspec names it: Hadoop's `s3a:` and `s3n:` are `s3:`."""
-    for scheme, ours in _HADOOP_SCHEMES.items():
-        if location.startswith(scheme):
-            return ours + location.removeprefix(scheme)
-    return location
+    scheme, colon, rest = location.partition(":")
+    return f"s3:{rest}" if colon and scheme in ("s3a", "s3n") else location
 
 
 class _Reader:
@@ -131,25 +127,18 @@ class _Reader:
         except FileNotFoundError:
             return None
         self.found = True
+        folder, slash, last = name.rpartition("/")
         try:
-            _check_sums(data, self._sums(name))
+            with suppress(FileNotFoundError):
+                _check_sums(data, self.store.read(f"{folder}{slash}.{last}.crc"))
             return parse(data.decode())
         except (StateError, ValueError) as error:  # JSON's and UTF-8's errors are ValueErrors
             self.damaged.append(DamagedFile(name, str(error)))
             return None
 
-    def _sums(self, name: str) -> bytes | None:
-        folder, slash, last = name.rpartition("/")
-        try:
-            return self.store.read(f"{folder}{slash}.{last}.crc")
-        except FileNotFoundError:
-            return None
 
-
-def _check_sums(data: bytes, sums: bytes | None) -> None:
+def _check_sums(data: bytes, sums: bytes) -> None:
     """Hadoop's: a head, the bytes for each sum, and CRC-32s. Raises StateError where Hadoop would refuse to read the file."""
-    if sums is None:
-        return
     if not sums.startswith(_CRC_HEAD) or len(sums) < len(_CRC_HEAD) + 4:
         return  # of another filesystem
     (step,) = struct.unpack_from(">I", sums, len(_CRC_HEAD))
@@ -172,13 +161,9 @@ def _planned(text: str) -> PlannedBatch:
     lines = body.split("\n") if body else []
     if not lines:
         raise StateError("it ends before the first source's offsets")
-    return PlannedBatch(
-        version,
-        head,
-        tuple(_source(version, number, line) for number, line in enumerate(lines)),
-        _whole(metadata, "batchTimestampMs"),
-        _whole(metadata, "batchWatermarkMs"),
-    )
+    sources = tuple(_source(version, number, line) for number, line in enumerate(lines))
+    times = (metadata.get(name) for name in ("batchTimestampMs", "batchWatermarkMs"))
+    return PlannedBatch(version, head, sources, *(found if type(found) is int else None for found in times))
 
 
 def _source(version: int, number: int, line: str) -> SourceOffsets:
@@ -212,8 +197,3 @@ def _object(text: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise StateError(f"it holds {text[:40]!r}, which is not a JSON object")
     return found
-
-
-def _whole(metadata: Mapping[str, Any], name: str) -> int | None:
-    found = metadata.get(name)
-    return found if type(found) is int else None

@@ -24,10 +24,7 @@ class OffsetForm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StoredPositions:
-    """One source's offsets of one batch. `offsets` of the JVM connector have no topic ids, and nothing of where they started.
-
-    `formats`: what headrace's pin of how keys and values are decoded.
-    """
+    """One source's offsets of one batch. The JVM connector's have no topic ids. `formats`: what ours pin of keys and values."""
 
     form: OffsetForm
     offsets: LogOffsets[KafkaSplit]

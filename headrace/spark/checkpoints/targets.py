@@ -24,8 +24,7 @@ UNFINISHED = b"headrace checkpoint: this copy is not finished"
 class CopyTarget(ABC):
     """One copy: `take` and `write`, then `finish`, or `discard`. Raises OSError for what the store refuses."""
 
-    began_s: float
-    """When it was started, by the clock of its store."""
+    began_s: float  # when it was started, by the clock of its store
 
     def take(self, source: Store, name: str) -> None:
         with closing(source.open_to_read(name)) as data, closing(self.new_file(name)) as made:

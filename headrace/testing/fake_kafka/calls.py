@@ -38,10 +38,6 @@ class Refusal:
     partition: int | None
     fired: Callable[[], None]
 
-    def matches(self, topic: str | None, partition: int | None) -> bool:
-        """A refusal of a topic or partition waits for the question about it."""
-        return self.topic in (None, topic) and self.partition in (None, partition)
-
 
 @dataclass(slots=True)
 class Call:
@@ -71,7 +67,8 @@ class Call:
     def admit(self, topic: str | None = None, partition: int | None = None) -> None:
         """Raise RefusedError where a script wants one."""
         for refusal in self.refusals:
-            if refusal.matches(topic, partition):
+            # one of a topic or partition waits for the question about it
+            if refusal.topic in (None, topic) and refusal.partition in (None, partition):
                 if refusal not in self._answered:
                     self._answered.append(refusal)
                     refusal.fired()
@@ -109,6 +106,9 @@ class Later:
     wait_ms: int | None
 
 
+Handler = Callable[[Call], Message | Later | None]
+
+
 class Api(NamedTuple):
     """An API key that this broker speaks, by the versions it offers."""
 
@@ -117,4 +117,20 @@ class Api(NamedTuple):
     oldest: int
     newest: int
     response: Message
-    handle: Callable[[Call], Message | Later | None]
+    handle: Handler
+
+
+APIS: dict[int, Api] = {}
+"""By API key. The modules of `headrace.testing.fake_kafka.api` fill it."""
+
+
+def serves(response: Message, oldest: int, newest: int) -> Callable[[Handler], Handler]:
+    """Have a function answer the requests of this kind of response, in these versions."""
+
+    def registered(handle: Handler) -> Handler:
+        APIS[response.API_KEY] = Api(
+            response.API_KEY, response.__name__.removesuffix("Response"), oldest, newest, response, handle
+        )
+        return handle
+
+    return registered

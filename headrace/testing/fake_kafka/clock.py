@@ -15,7 +15,6 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        """At the machine's time."""
         self._ahead_ms = 0
         self._listeners: list[Callable[[], None]] = []
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from headrace.connectors.kafka.client.error_codes import ErrorCode, error_name
 
-__all__ = ["ErrorCode", "RefusedError", "code_of"]
+__all__ = ["ErrorCode", "RefusedError", "code_of", "outcome_of"]
 
 
 class RefusedError(Exception):
@@ -24,8 +25,13 @@ class RefusedError(Exception):
 
 def code_of(act: Callable[[], object]) -> int:
     """Do it, and return the code that it was refused with, or NONE."""
+    return int(outcome_of(act)["error_code"])
+
+
+def outcome_of(act: Callable[[], object]) -> dict[str, Any]:
+    """As `code_of`, with the sentence, as fields of an answer."""
     try:
         act()
     except RefusedError as error:
-        return error.code
-    return ErrorCode.NONE
+        return {"error_code": error.code, "error_message": error.message}
+    return {"error_code": ErrorCode.NONE, "error_message": None}

@@ -13,32 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.testing.fake_kafka import faults as actions
 from headrace.testing.fake_kafka.api import APIS
-from headrace.testing.fake_kafka.api.api_versions import versions
+from headrace.testing.fake_kafka.api.api_versions import unsupported
 from headrace.testing.fake_kafka.calls import Api, Call, Later, Peer, Refusal
-from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
-from headrace.testing.fake_kafka.faults import (
-    Before,
-    Between,
-    CutAfter,
-    CutBefore,
-    Delay,
-    Fault,
-    LoseAnswer,
-    Refuse,
-    Repeat,
-    Rewrite,
-    Script,
-    Throttle,
-)
-from headrace.testing.fake_kafka.protocol import (
-    ApiVersionsResponse,
-    Header,
-    Message,
-    decode_request,
-    encode_response,
-    parse_header,
-)
+from headrace.testing.fake_kafka.codes import RefusedError
+from headrace.testing.fake_kafka.protocol import Header, Message, decode_request, encode_response, parse_header
 from headrace.testing.fake_kafka.state.brokers import BrokerState
 from headrace.testing.fake_kafka.state.cluster import ClusterState
 
@@ -72,7 +52,7 @@ class Outgoing:
 class Dispatcher:
     """Answers requests for the brokers of one cluster. Called by every connection's thread."""
 
-    def __init__(self, state: ClusterState, script: Script) -> None:
+    def __init__(self, state: ClusterState, script: actions.Script) -> None:
         """`changed` guards both."""
         self.state = state
         self.script = script
@@ -82,7 +62,7 @@ class Dispatcher:
         """Serve one request, waiting if need be; None where no answer is due. Raises HangUpError."""
         header, api = _recognise(frame, peer)
         if api is None:
-            return Outgoing(_unsupported(header))
+            return Outgoing(encode_response(unsupported(), 0, header.correlation_id))
         self._refuse_expired(api, peer)
         try:
             request = decode_request(header, frame)
@@ -94,27 +74,25 @@ class Dispatcher:
             faults = self.script.choose(call)
         self._suffer_before(faults, call, lifetime)
         response = self._handle(api, call, lifetime)
-        if _find(faults, Repeat):
+        if _find(faults, actions.Repeat):
             response = self._handle(api, call, lifetime)
         return self._deliver(response, faults, call)
 
     # --- what happens to a request --------------------------------------------------------------------------------------
 
-    def _suffer_before(self, faults: list[Fault], call: Call, lifetime: Lifetime) -> None:
+    def _suffer_before(self, faults: list[actions.Fault], call: Call, lifetime: Lifetime) -> None:
         for fault in faults:
-            action = fault.action
-            if isinstance(action, Refuse):
-                call.refusals.append(Refusal(action.code, action.topic, action.partition, fault.count))
-                continue
-            if isinstance(action, Delay):
-                fault.count()
-                self.pause(action.seconds, lifetime)
-            elif isinstance(action, Before):
-                fault.count()
-                action.do()
-            elif isinstance(action, CutBefore):
-                fault.count()
-                raise HangUpError("a scripted cut before the request took effect")
+            match fault.action:
+                case actions.Refuse(code, topic, partition):
+                    call.refusals.append(Refusal(code, topic, partition, fault.count))
+                case actions.Delay(seconds):
+                    fault.count()
+                    self.pause(seconds, lifetime)
+                case actions.Before():
+                    fault.happen()
+                case actions.CutBefore():
+                    fault.count()
+                    raise HangUpError("a scripted cut before the request took effect")
 
     def _refuse_expired(self, api: Api, peer: Peer) -> None:
         """Raise HangUpError for what comes after the end of a SASL session, but to authenticate again (KIP-368)."""
@@ -160,27 +138,28 @@ class Dispatcher:
 
     # --- what happens to an answer --------------------------------------------------------------------------------------
 
-    def _deliver(self, response: Message | None, faults: list[Fault], call: Call) -> Outgoing | None:
-        for fault in _find(faults, Repeat):
+    def _deliver(self, response: Message | None, faults: list[actions.Fault], call: Call) -> Outgoing | None:
+        for fault in _find(faults, actions.Repeat):
             fault.count()
-        for fault in _find(faults, CutAfter):
+        for fault in _find(faults, actions.CutAfter):
             fault.count()
             raise HangUpError("a scripted cut after the request took effect")
-        lost = _find(faults, LoseAnswer)
+        lost = _find(faults, actions.LoseAnswer)
         for fault in lost:
             fault.count()
         if response is None or lost:
             return None
-        for fault in _find(faults, Rewrite):
-            assert isinstance(fault.action, Rewrite)
+        for fault in _find(faults, actions.Rewrite):
+            assert isinstance(fault.action, actions.Rewrite)
             fault.action.change(response)
             fault.count()
-        for fault in _find(faults, Throttle):
-            assert isinstance(fault.action, Throttle)
+        for fault in _find(faults, actions.Throttle):
+            assert isinstance(fault.action, actions.Throttle)
             response.throttle_time_ms = fault.action.milliseconds
             fault.count()
         data = encode_response(response, call.version, call.header.correlation_id)
-        return Outgoing(data, _between(faults), getattr(response, "throttle_time_ms", 0))
+        between = tuple(fault.happen for fault in _find(faults, actions.Between))
+        return Outgoing(data, between, getattr(response, "throttle_time_ms", 0))
 
 
 def _recognise(frame: memoryview, peer: Peer) -> tuple[Header, Api | None]:
@@ -199,22 +178,5 @@ def _recognise(frame: memoryview, peer: Peer) -> tuple[Header, Api | None]:
     raise HangUpError(f"version {header.version} of {api.name} was not offered")
 
 
-def _unsupported(header: Header) -> bytearray:
-    """KIP-511: in version 0, with the versions that there are."""
-    response = ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=versions(APIS))
-    return encode_response(response, 0, header.correlation_id)
-
-
-def _find(faults: list[Fault], kind: type) -> list[Fault]:
+def _find(faults: list[actions.Fault], kind: type) -> list[actions.Fault]:
     return [fault for fault in faults if isinstance(fault.action, kind)]
-
-
-def _between(faults: list[Fault]) -> tuple[Callable[[], object], ...]:
-    def counted(fault: Fault, action: Between) -> Callable[[], object]:
-        def do() -> None:
-            fault.count()
-            action.do()
-
-        return do
-
-    return tuple(counted(fault, fault.action) for fault in faults if isinstance(fault.action, Between))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headrace.enumerator.errors import HeadraceError, UsageError
 from headrace.testing.fake_kafka.api import APIS
@@ -97,7 +97,7 @@ class Fault:
     when: Callable[[Message], bool] | None
     seen: int = 0
     fired: int = 0
-    must_fire: bool = field(default=True)
+    must_fire: bool = True
 
     def optional(self) -> Fault:
         self.must_fire = False
@@ -108,6 +108,12 @@ class Fault:
 
     def count(self) -> None:
         self.fired += 1
+
+    def happen(self) -> None:
+        """Count it, and call what it is to do."""
+        assert isinstance(self.action, Before | Between)
+        self.count()
+        self.action.do()
 
     def chooses(self, call: Call) -> bool:
         if self.key not in (None, call.header.key) or self.broker not in (None, call.broker.id):

@@ -166,9 +166,8 @@ class FakeKafka:
         if isolation_level not in {"read_committed", "read_uncommitted"}:
             raise UsageError(f"isolation_level is read_committed or read_uncommitted, got {isolation_level!r}")
         with self._changing():
-            chosen = [
-                each for each in self._state.topics.named(topic).partitions if partition is None or each.index == partition
-            ]
+            partitions = self._state.topics.named(topic).partitions
+            chosen = [each for each in partitions if partition is None or each.index == partition]
             return [record for each in chosen for record in _read(each, committed=isolation_level == "read_committed")]
 
     def offsets(self, topic: str, partition: int = 0) -> tuple[int, int, int]:
@@ -333,9 +332,7 @@ class FakeKafka:
             return self._script.add(Fault(action, key, broker, nth, times, when))
 
     def flap_metadata(self, topic: str, shown: Sequence[int | None], *, broker: int | None = None) -> list[Fault]:
-        """The next Metadata answers about a topic show this many partitions, one number for each answer; None: unknown
-        topic.
-        """
+        """The next Metadata answers about a topic show this many partitions, a number for each; None: unknown topic."""
         faults = []
         for nth, count in enumerate(shown, 1):
             faults.append(self.fault("Metadata", Rewrite(_shows(topic, count)), broker=broker, nth=nth, when=_asks_for(topic)))
@@ -370,14 +367,8 @@ class FakeKafka:
 def _read(partition: Partition, *, committed: bool) -> Iterator[ReadRecord]:
     log = partition.log
     until = log.last_stable_offset if committed else log.high_watermark
-    aborted = log.producers.aborted if committed else []
     for batch in log.batches:
-        if batch.is_control or batch.base_offset >= until:
-            continue
-        if any(
-            each.producer_id == batch.producer_id and each.first_offset <= batch.base_offset < each.last_offset
-            for each in aborted
-        ):
+        if batch.is_control or batch.base_offset >= until or (committed and log.producers.is_aborted(batch)):
             continue
         for offset, timestamp, record in spans(batch):
             if offset >= log.start_offset:

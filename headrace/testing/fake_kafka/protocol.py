@@ -9,95 +9,20 @@ import struct
 from typing import Any, NamedTuple
 
 from kafka.protocol import admin, consumer, metadata, producer, sasl
-from kafka.protocol.admin import (
-    AlterClientQuotasResponse,
-    CreatePartitionsResponse,
-    CreateTopicsResponse,
-    DeleteGroupsResponse,
-    DeleteRecordsResponse,
-    DeleteTopicsResponse,
-    DescribeClientQuotasResponse,
-    DescribeClusterResponse,
-    DescribeConfigsResponse,
-    DescribeGroupsResponse,
-    DescribeProducersResponse,
-    DescribeTransactionsResponse,
-    ElectLeadersResponse,
-    IncrementalAlterConfigsResponse,
-    ListGroupsResponse,
-    ListTransactionsResponse,
-    UpdateFeaturesResponse,
-)
-from kafka.protocol.consumer import (
-    FetchResponse,
-    HeartbeatResponse,
-    JoinGroupResponse,
-    LeaveGroupResponse,
-    ListOffsetsResponse,
-    OffsetCommitResponse,
-    OffsetDeleteResponse,
-    OffsetFetchResponse,
-    OffsetForLeaderEpochResponse,
-    SyncGroupResponse,
-)
-from kafka.protocol.metadata import ApiVersionsResponse, FindCoordinatorResponse, MetadataResponse
-from kafka.protocol.producer import (
-    AddOffsetsToTxnResponse,
-    AddPartitionsToTxnResponse,
-    EndTxnResponse,
-    InitProducerIdResponse,
-    ProduceResponse,
-    TxnOffsetCommitResponse,
-)
-from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 import headrace.connectors.kafka.client.wire  # noqa: F401  it checks kafka-python's version
 
 __all__ = [
-    "AddOffsetsToTxnResponse",
-    "AddPartitionsToTxnResponse",
-    "AlterClientQuotasResponse",
-    "ApiVersionsResponse",
-    "CreatePartitionsResponse",
-    "CreateTopicsResponse",
-    "DeleteGroupsResponse",
-    "DeleteRecordsResponse",
-    "DeleteTopicsResponse",
-    "DescribeClientQuotasResponse",
-    "DescribeClusterResponse",
-    "DescribeConfigsResponse",
-    "DescribeGroupsResponse",
-    "DescribeProducersResponse",
-    "DescribeTransactionsResponse",
-    "ElectLeadersResponse",
-    "EndTxnResponse",
-    "FetchResponse",
-    "FindCoordinatorResponse",
     "Header",
-    "HeartbeatResponse",
-    "IncrementalAlterConfigsResponse",
-    "InitProducerIdResponse",
-    "JoinGroupResponse",
-    "LeaveGroupResponse",
-    "ListGroupsResponse",
-    "ListOffsetsResponse",
-    "ListTransactionsResponse",
     "Message",
-    "MetadataResponse",
-    "OffsetCommitResponse",
-    "OffsetDeleteResponse",
-    "OffsetFetchResponse",
-    "OffsetForLeaderEpochResponse",
-    "ProduceResponse",
-    "SaslAuthenticateResponse",
-    "SaslHandshakeResponse",
-    "SyncGroupResponse",
-    "TxnOffsetCommitResponse",
-    "UpdateFeaturesResponse",
+    "admin",
+    "consumer",
     "decode_request",
     "encode_response",
+    "metadata",
     "parse_header",
-    "request_class",
+    "producer",
+    "sasl",
 ]
 
 Message = Any
@@ -127,11 +52,6 @@ def _requests() -> dict[int, Message]:
 
 
 _REQUESTS = _requests()
-
-
-def request_class(key: int) -> Message:
-    """The class of an API key's requests. Raises KeyError for one that kafka-python does not know."""
-    return _REQUESTS[key]
 
 
 def parse_header(frame: memoryview) -> Header:

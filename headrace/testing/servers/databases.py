@@ -30,15 +30,10 @@ from headrace.testing.servers.processes import ServerProcess, guarded, tail
 USER, PASSWORD, DATABASE = "writer", "not-a-secret", "warehouse"
 POSTGRESQL_IMAGE, MARIADB_IMAGE = "postgres:17", "mariadb:11.4"
 PREPARED_TRANSACTIONS = 64
-POSTGRESQL_SETTINGS = (
-    "-c",
-    f"max_prepared_transactions={PREPARED_TRANSACTIONS}",
-    "-c",
-    "fsync=off",
-    "-c",
-    "deadlock_timeout=100ms",
-)
+_CHANGED = (f"max_prepared_transactions={PREPARED_TRANSACTIONS}", "fsync=off", "deadlock_timeout=100ms")
+POSTGRESQL_SETTINGS = tuple(argument for setting in _CHANGED for argument in ("-c", setting))
 LOG_LINES = 40
+_STOPPED = {"stopped", "zombie"}
 MARIADB_SETTINGS = ("--innodb-flush-log-at-trx-commit=2", "--character-set-server=utf8mb4")
 
 
@@ -84,18 +79,17 @@ class _ProcessTree(ServerProcess):
         forked = self._frozen[1:]
         _signalled(forked, signal.SIGKILL)
         super().kill()
-        wait_until(lambda: _check_ended(forked), "killing a database")
+        wait_until(lambda: _check_status(forked, {"zombie"}), "killing a database")
 
     def pause(self) -> None:
         """SIGSTOP to all of them, first to the one that forks."""
         super().pause()
-        wait_until(lambda: _check_stopped(self.members()[:1]), "freezing a database")
+        wait_until(lambda: _check_status(self.members()[:1], _STOPPED), "freezing a database")
         self._frozen = self.members()
         _signalled(self._frozen, signal.SIGSTOP)
-        wait_until(lambda: _check_stopped(self._frozen), "freezing a database")
+        wait_until(lambda: _check_status(self._frozen, _STOPPED), "freezing a database")
 
     def resume(self) -> None:
-        """SIGCONT to all of them."""
         if self._frozen:
             _signalled(self._frozen, signal.SIGCONT)
             self._frozen = ()
@@ -113,14 +107,6 @@ def _signalled(processes: Sequence[Any], number: signal.Signals) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)
-
-
-def _check_stopped(processes: Sequence[Any]) -> None:
-    _check_status(processes, {"stopped", "zombie"})
-
-
-def _check_ended(processes: Sequence[Any]) -> None:
-    _check_status(processes, {"zombie"})
 
 
 def _check_status(processes: Sequence[Any], wanted: set[str]) -> None:
@@ -266,18 +252,8 @@ def _postgresql_process(stack: ExitStack, settings: Sequence[str]) -> Database:
     login = [f"--username={USER}", "--auth=scram-sha-256", f"--pwfile={password}"]
     place.run([initdb, f"--pgdata={data}", "--encoding=UTF8", "--locale=C", "--no-sync", *login])
     port = stack.enter_context(reserved_ports()).reserve()
-    command: list[str | Path] = [
-        initdb.with_name("postgres"),
-        "-D",
-        data,
-        "-p",
-        str(port),
-        "-k",
-        "",
-        "-c",
-        f"listen_addresses={HOST}",
-        *settings,
-    ]
+    arguments: list[str | Path] = ["-D", data, "-p", str(port), "-k", "", "-c", f"listen_addresses={HOST}"]
+    command = [initdb.with_name("postgres"), *arguments, *settings]
     # Sessions are ended; for SIGTERM they would be waited for.
     server = place.server(command, data / "postmaster.pid", stop_signal=signal.SIGINT)
     stack.callback(server.end)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import secrets
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic
 
 from headrace.connectors.base import capabilities
 from headrace.connectors.base.outputs import DEFAULT_OUTPUT, Sinks
 from headrace.connectors.base.sink import CommitList, Committer, HandleT, Outcome
 from headrace.enumerator.checkpoint import Checkpoint
-from headrace.enumerator.errors import DeadlineExceededError, HeadraceError, is_retriable
+from headrace.enumerator.errors import HeadraceError
+from headrace.enumerator.source_driver import can_pass
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpoint
 from headrace.runners.local.commit.state import CommitState, RunOutput
@@ -24,6 +28,8 @@ log = logging.getLogger(__name__)
 CLEAN_UP_AGAIN_S = (1.0, 60.0)
 """A dead worker's transactions are looked for again this many seconds after they were first cleaned up: a request that was
 under way when its process died may come to the sink later."""
+
+_draw = partial(secrets.randbits, EPOCH_BITS)
 
 
 class RunCommitter(
@@ -40,10 +46,10 @@ class RunCommitter(
         sinks: Sinks,
         stored: RunCheckpoint[SplitT, HandleT] | None,
         number: int,
-        clock: Callable[[], float],
-        draw: Callable[[], int],
         is_stored: Callable[[int], None],
         check_readable: Callable[[Sequence[SplitT]], None],
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], int] = _draw,
     ) -> None:
         """`stored`: what `CheckpointStore.latest` gave. `number`: the coordinator's own, for copies; it is on the worker
         registry.
@@ -64,9 +70,7 @@ class RunCommitter(
         }
 
     def _left_s(self, number: int) -> tuple[float, ...] | None:
-        """A coordinator that ends before CLEAN_UP_AGAIN_S leaves the rest to the next one, so that a loop of fast restarts does
-        not start over each time.
-        """
+        """What a coordinator that ended before CLEAN_UP_AGAIN_S has left: fast restarts do not start over each time."""
         first_s = self._state.store.registry.cleaned_up_s.get(number)
         return None if first_s is None or first_s > self._clock() else _later(first_s)
 
@@ -82,7 +86,7 @@ class RunCommitter(
         try:
             self.clean_up(self._state.listed)
         except Exception as error:
-            if not (is_retriable(error) or isinstance(error, DeadlineExceededError)):
+            if not can_pass(error):
                 raise
             log.warning("what worker %d has left is aborted later: %s", number, error)
 
@@ -107,9 +111,7 @@ class RunCommitter(
     # --- committing ---------------------------------------------------------------------------------------------------
 
     def check(self, handles: Sequence[WorkerHandle[Any]]) -> None:
-        """Raise RetriableError for a transaction that is not prepared any more, or has little time left, and what a sink
-        raises where it would refuse them all.
-        """
+        """Raise RetriableError for one that is not prepared any more, or has little time left, and what refuses them all."""
         for output in self._state.outputs:
             if own := self._state.own(output, handles):
                 output.strategy.check(own)
@@ -157,9 +159,8 @@ class RunCommitter(
         by_output = {}
         for place, output in enumerate(self._state.outputs):
             last = self._state.epochs(output).last
-            is_notified = output.name in recording or (
-                commits.handles and (place == 0 or self._state.own(output, commits.handles))
-            )
+            has_rows = commits.handles and (place == 0 or self._state.own(output, commits.handles))
+            is_notified = output.name in recording or has_rows
             by_output[output.name] = (last, epoch if is_notified else last)
         numbers = {each >> EPOCH_BITS for reported in by_output.values() for each in reported}
         by_output.pop(DEFAULT_OUTPUT, None)
@@ -184,14 +185,10 @@ class RunCommitter(
 
     @property
     def _recorded_last(self) -> list[RunOutput]:
-        return [
-            output
-            for output in self._state.outputs
-            if self._state.epoch and self._state.epochs(output).last == self._state.epoch
-        ]
+        epoch = self._state.epoch
+        return [output for output in self._state.outputs if epoch and self._state.epochs(output).last == epoch]
 
     def end(self, handle: WorkerHandle[Any]) -> Outcome:
-        """As `end_all` does."""
         return self.end_all([handle])[0]
 
     def end_all(self, handles: Sequence[WorkerHandle[Any]]) -> Sequence[Outcome]:
@@ -204,8 +201,7 @@ class RunCommitter(
         return [next(ended[self._state.sinks.output_of(listed.handle)]) for listed in handles]
 
     def copy(self, handles: Sequence[WorkerHandle[Any]]) -> WorkerHandle[Any]:
-        (copied,) = self.copy_all(handles)
-        return copied
+        return self.copy_all(handles)[0]
 
     def copy_all(self, handles: Sequence[WorkerHandle[Any]]) -> Sequence[WorkerHandle[Any]]:
         state = self._state

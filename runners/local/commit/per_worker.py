@@ -31,9 +31,6 @@ class PerWorkerCommit(CommitStrategy[HandleT]):
         """What is decided and not marked yet is left out of it, so something older than the checkpoint says nothing."""
         return seen > 0 and seen >> EPOCH_BITS >= reported.before >> EPOCH_BITS and seen not in reported.replaced
 
-    def has_ended(self, recorded: CommitList[HandleT]) -> bool:
-        return False
-
     def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
         """The epoch alone: it shuts older coordinators out."""
         return CommitList(epoch, (), completed=True)
@@ -64,12 +61,6 @@ class PerWorkerCommit(CommitStrategy[HandleT]):
         for committer in self._writers.values():
             committer.close()
 
-    def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
-        """Nothing is left under the coordinator's own job."""
-
-    def completed(self, epoch: int) -> None:
-        """The epoch was recorded as completed."""
-
     def _of(self, number: int) -> Committer[HandleT]:
         """One for each worker, so that several threads can use several."""
         if number not in self._writers:
@@ -89,9 +80,7 @@ class PerWorkerCommit(CommitStrategy[HandleT]):
 class RecordedCommit(PerWorkerCommit[HandleT]):
     """What is recorded in the sink is in the same place as the rows (`capabilities.EpochRecord`)."""
 
-    def possible(self, reported: SinkEpochs) -> Collection[int]:
-        """A checkpoint is completed after the sink has recorded it: one that does not know it is another one, or an older."""
-        return {reported.last} if reported.completed else reported.possible
+    possible = CommitStrategy.possible
 
     def is_last(self, seen: int, reported: SinkEpochs) -> bool:
         """What is read is what is recorded; of a list that cannot be read nothing is known."""

@@ -10,16 +10,13 @@ from headrace.connectors.base.outputs import DEFAULT_OUTPUT, Outputs, Sinks
 from headrace.connectors.base.sink import Attempt, HandleT, TwoPhaseSink
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpoint, WorkerRegistry
-from headrace.runners.local.commit.per_run import PerRunCommit
 from headrace.runners.local.commit.per_worker import PerWorkerCommit, RecordedCommit
-from headrace.runners.local.commit.strategy import CommitStrategy, SinkEpochs
+from headrace.runners.local.commit.strategy import CommitStrategy, PerRunCommit, SinkEpochs
 from headrace.runners.local.events import WorkerHandle
 
 
 def first_attempt(sink: TwoPhaseSink[Any], registry: WorkerRegistry, number: int, output: str = DEFAULT_OUTPUT) -> Attempt:
-    """A worker's first transaction of an output; its epochs count on from it. No other worker of any lifetime of the run has
-    its name.
-    """
+    """A worker's first transaction of an output; its epochs count on from it. No other worker of the run ever has its name."""
     if isinstance(sink, capabilities.SingleCommit):
         return Attempt(registry.run_at(output), 0, number, 0)
     return Attempt(registry.job(number, output), 0, 0, 0)

@@ -9,16 +9,7 @@ from typing import Any, Generic
 from headrace.connectors.base import capabilities
 from headrace.connectors.base.commit import StaleEpochError
 from headrace.connectors.base.sink import CommitList, HandleT, PreparedGoneError
-from headrace.enumerator.errors import (
-    AuthenticationError,
-    DataLossError,
-    DeadlineExceededError,
-    HeadraceError,
-    PeerError,
-    RetriableError,
-    StateError,
-    UsageError,
-)
+from headrace.enumerator import errors
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.checkpoints import RunCheckpoint
 from headrace.runners.local.commit.state import CommitState, RunOutput
@@ -60,7 +51,7 @@ class RunTakeover(Generic[SplitT, HandleT]):
             return
         epochs = {name: 0 if found is None else found.epoch for name, found in seen.items()}
         decided = [output for output in self._state.outputs if epochs[output.name] == stored.epoch]
-        ended = {output.name for output in decided if _has_ended(output, seen[output.name])}
+        ended = {output.name for output in decided if (found := seen[output.name]) and output.strategy.has_ended(found)}
         for output in self._state.outputs:
             _, last = stored.reported(output.name)
             if last and epochs[output.name] != last:
@@ -81,9 +72,9 @@ class RunTakeover(Generic[SplitT, HandleT]):
             if listed.handles:
                 output.driver.check(listed.handles)
             output.driver.record(listed)
-        except (RetriableError, DeadlineExceededError, AuthenticationError):
+        except (errors.RetriableError, errors.DeadlineExceededError, errors.AuthenticationError):
             raise
-        except (PeerError, UsageError) as error:
+        except (errors.PeerError, errors.UsageError) as error:
             if not listed.handles:
                 raise
             self._take_back(output, decided, error)
@@ -104,7 +95,7 @@ class RunTakeover(Generic[SplitT, HandleT]):
             raise self._stuck(stored, refusal, "There is no earlier one to go back to") from refusal
         try:
             self._check_readable([state.split for state in before.positions.splits if not state.finished])
-        except DataLossError as lost:
+        except errors.DataLossError as lost:
             raise self._stuck(
                 stored,
                 refusal,
@@ -112,16 +103,16 @@ class RunTakeover(Generic[SplitT, HandleT]):
                 f"be read again ({lost}), so this one is kept, with the rows that it has prepared",
             ) from refusal
         self._state.store.take_back(checkpoint_id)
-        raise RetriableError(
+        raise errors.RetriableError(
             f"{self._location}: checkpoint {checkpoint_id} cannot be committed: {refusal}. Nothing of it is, and it is "
             f"rolled back: the next start continues from checkpoint {before.positions.checkpoint_id}"
         ) from refusal
 
-    def _stuck(self, stored: RunCheckpoint[SplitT, HandleT], refusal: Exception, why: str) -> HeadraceError:
+    def _stuck(self, stored: RunCheckpoint[SplitT, HandleT], refusal: Exception, why: str) -> errors.HeadraceError:
         """Another try finds the checkpoint as it is, and maybe a sink that takes it; not where its rows are gone, nor where the
         caller has to change something.
         """
-        kind = DataLossError if isinstance(refusal, UsageError | PreparedGoneError) else RetriableError
+        kind = errors.DataLossError if isinstance(refusal, errors.UsageError | PreparedGoneError) else errors.RetriableError
         return kind(
             f"{self._location}: checkpoint {stored.positions.checkpoint_id} is stored and not committed, and cannot be "
             f"committed as it is: {refusal}. {why}: fix what the sink refuses and start again, or start over with another "
@@ -137,7 +128,7 @@ class RunTakeover(Generic[SplitT, HandleT]):
         last = 0 if self._state.stored is None else self._state.stored.positions.checkpoint_id
         if seen in (0, reported.before) or seen >> EPOCH_BITS < reported.last >> EPOCH_BITS:
             known = f"checkpoint {seen >> EPOCH_BITS}" if seen else "none of its checkpoints"
-            raise StateError(
+            raise errors.StateError(
                 f"{self._location}: the last good checkpoint is {last}, and {output.of} knows {known}: it is another "
                 "table, or an older state of it, or its record of this run was removed. Continuing would leave out what was "
                 "committed. Name the run's table, or start over with another folder, from positions of your choice"
@@ -147,7 +138,3 @@ class RunTakeover(Generic[SplitT, HandleT]):
             f"{seen >> EPOCH_BITS} of this run, which this folder has not: it is an older copy, or that checkpoint is "
             "damaged. Continuing would write rows twice. Start over with another folder, from positions of your choice"
         )
-
-
-def _has_ended(output: RunOutput, recorded: CommitList[Any] | None) -> bool:
-    return recorded is not None and output.strategy.has_ended(recorded)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +44,8 @@ class LagWatch:
         restored: Checkpoint[Any] | None,
         wait_s: float,
         in_thread: Callable[[Callable[[], None]], None],
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """`restored`: the checkpoint that the run continues from. `wait_s`: from one checkpoint to the next, at most.
 

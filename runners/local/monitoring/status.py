@@ -18,20 +18,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from headrace.enumerator.errors import RetriableError, StateError
-from headrace.runners.local.events import (
-    CheckpointCommitted,
-    CommitCheckpoint,
-    ReportCheckpointFailure,
-    ReportWorkerLost,
-    TakeSnapshot,
-    WorkerSnapshotted,
-)
+from headrace.runners.local import events
 from headrace.runners.local.monitoring.lag import RunLag
 from headrace.runners.local.monitoring.supervised import is_held, is_supervised
 from headrace.runners.local.storage.lock import LOCK
@@ -81,38 +74,32 @@ class RunStatus:
 
     def record_event(self, event: object) -> None:
         match event:
-            case WorkerSnapshotted():
+            case events.WorkerSnapshotted():
                 self._records_in += event.records_in
                 self._records_out += event.records_out
-            case CheckpointCommitted(checkpoint_id):
+            case events.CheckpointCommitted(checkpoint_id):
                 self._completed += 1
                 self._committables, self._listed = self._committables + self._listed, 0
                 now_s, size = self._clock(), self._size(checkpoint_id)
                 self._progress_s = now_s
                 took_s = round(now_s - self._begun[1], 3)
                 self._last = {"id": checkpoint_id, "at": now_s, "duration_s": took_s, "bytes": size}
-            case _:
-                pass
 
     def record_command(self, command: object) -> None:
         match command:
-            case TakeSnapshot(_, checkpoint_id):
+            case events.TakeSnapshot(_, checkpoint_id):
                 self._begin(checkpoint_id)
-            case CommitCheckpoint(checkpoint, handles):
+            case events.CommitCheckpoint(checkpoint, handles):
                 self._begin(checkpoint.checkpoint_id)
                 self._listed = len(handles)
-            case ReportCheckpointFailure():
+            case events.ReportCheckpointFailure():
                 self._failed += 1
-            case ReportWorkerLost(number):
+            case events.ReportWorkerLost(number):
                 self._workers_lost += 1
                 self._last_lost = {"number": number, "at": self._clock()}
-            case _:
-                pass
 
     def show(self, phase: str, splits: Mapping[int, int], lag: RunLag | None) -> None:
-        """Write it down. `splits`: number of each worker -> how many splits it holds. What the disk refuses is not a
-        failure.
-        """
+        """Write it down. `splits`: a worker's number -> how many splits it holds. What the disk refuses is not a failure."""
         self.shown = {
             **self._identity,
             "at": self._clock(),
@@ -149,8 +136,7 @@ def largest_of(splits: Mapping[str, int], most: int) -> list[tuple[str, int]]:
 
 
 def last_progress_s(started_s: float, written_s: float | None, now_s: float) -> float:
-    """When a run that started at `started_s` has committed a checkpoint last, or started, by this machine's clock, in epoch
-    seconds.
+    """When a run that started at `started_s` has last committed a checkpoint, or started, in epoch seconds of this machine.
 
     `written_s`: of its newest checkpoint; None without any. One that is yet to come is of another machine's clock, and says
     nothing: else a run that hangs would be well for as long as that clock is ahead.
@@ -159,8 +145,7 @@ def last_progress_s(started_s: float, written_s: float | None, now_s: float) -> 
 
 
 def remove_status(folder: Path) -> None:
-    """What is there is of a lifetime before, or of a run that is over. Called by who has the folder's lock, or is its
-    supervisor.
+    """What is there is of a lifetime before, or of a run that is over. Called by who has the folder's lock, or supervises.
 
     What the disk refuses is not a failure, as nothing is shown of a folder that is not in use.
     """
@@ -189,20 +174,13 @@ def read_status(folder: Path) -> Mapping[str, Any] | None:
     return status if is_at_work else {**status, "phase": RESTARTING, "workers": []}
 
 
-_IN_ALL_VERSIONS = (
-    ("run", str),
-    ("coordinator", int),
-    ("at", float),
-    ("since", float),
-    ("phase", str),
-    ("records_in", int),
-    ("records_out", int),
-    ("workers", list),
-    ("workers_lost", int),
-    ("committables", int),
-    ("checkpoints", dict),
-    ("restarted", int),
-)
+_IN_ALL_VERSIONS: Mapping[type, Sequence[str]] = {
+    str: ("run", "phase"),
+    float: ("at", "since"),
+    int: ("coordinator", "records_in", "records_out", "workers_lost", "committables", "restarted"),
+    list: ("workers",),
+    dict: ("checkpoints",),
+}
 
 
 def _checked(data: bytes, path: Path) -> Mapping[str, Any]:
@@ -212,7 +190,7 @@ def _checked(data: bytes, path: Path) -> Mapping[str, Any]:
         raise RetriableError(f"{path} is damaged: {error}") from error
     if not isinstance(status, dict):
         raise StateError(f"{path} is not a status of a run, but a JSON {type(status).__name__}")
-    for name, kind in _IN_ALL_VERSIONS:
+    for kind, name in ((kind, name) for kind, names in _IN_ALL_VERSIONS.items() for name in names):
         found = status.get(name)
         if not isinstance(found, (int, float) if kind is float else kind):
             raise StateError(

@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing import util
 from pathlib import Path
 
+from headrace.runners.local.storage.lock import locked
+
 log = logging.getLogger(__name__)
 
 _SUPERVISOR = "supervisor"
@@ -29,8 +31,10 @@ def supervised(folder: Path) -> Iterator[bool]:
     Yields whether it is: False where another supervisor is there first, or the file cannot be locked. Called by the supervisor.
     """
     path = folder / _SUPERVISOR
-    file = _held(path)
-    if file is None:
+    try:
+        file = io.FileIO(locked(path, lambda lock: fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)))
+    except OSError as error:  # which the coordinator meets, too, and names
+        log.debug("%s cannot be made and locked: %s", path, error)
         yield False
         return
     util.register_after_fork(file, io.FileIO.close)  # a fork would hold the lock, too, and may outlive this process
@@ -60,23 +64,3 @@ def is_held(path: Path) -> bool:
     finally:
         os.close(lock)
     return False
-
-
-def _held(path: Path) -> io.FileIO | None:
-    while True:
-        try:
-            file = io.FileIO(path, "a")
-        except OSError as error:  # which the coordinator meets, too, and names
-            log.debug("%s cannot be made: %s", path, error)
-            return None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
-                return file
-        except FileNotFoundError:
-            pass  # the previous one has removed it meanwhile
-        except OSError as error:
-            file.close()
-            log.debug("%s cannot be locked: %s", path, error)
-            return None
-        file.close()

@@ -21,9 +21,7 @@ class RunFiles(ABC):
 
     @abstractmethod
     def claim(self) -> None:
-        """From here on no other process changes them, and what is read is the newest. Called once, before anything is
-        changed.
-        """
+        """From here on no other process changes them, and what is read is the newest. Called once, before any change."""
 
     @abstractmethod
     def names(self) -> list[str]:

@@ -11,9 +11,6 @@ from urllib.parse import unquote, urlsplit
 from headrace.enumerator.errors import UsageError
 from headrace.runners.local.storage.files import NotWrittenError, RunFiles
 
-_SUFFIX = ".json"
-_SCRATCH = ".writing"
-
 
 class FolderFiles(RunFiles):
     """JSON files of a folder, which may hold others. Its lock is another process's (`headrace.runners.local.storage.lock`)."""
@@ -29,7 +26,7 @@ class FolderFiles(RunFiles):
     def names(self) -> list[str]:
         if not self._folder.is_dir():
             return []
-        return [name for name in os.listdir(self._folder) if name.endswith(_SUFFIX)]
+        return [name for name in os.listdir(self._folder) if name.endswith(".json")]
 
     def read(self, name: str) -> bytes:
         """The process that wrote it may have died before it was durable, so it is synced."""
@@ -50,14 +47,7 @@ class FolderFiles(RunFiles):
         return (self._folder / name).stat().st_mtime
 
     def write(self, name: str, data: bytes) -> None:
-        path = self._folder / name
-        scratch = path.with_suffix(_SCRATCH)
-        try:
-            _write_durably(scratch, data)
-        except OSError as error:
-            raise NotWrittenError(error.errno, f"{path}: {error}") from error
-        scratch.replace(path)
-        _sync(self._folder)
+        write_whole(self._folder / name, data)
 
     def remove(self, names: Collection[str]) -> None:
         for name in names:
@@ -82,23 +72,19 @@ def local_folder(url: str) -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Durably, in place of what is there: a reader that finds the file finds all of it. Raises OSError."""
-    scratch = path.with_suffix(_SCRATCH)
-    _write_durably(scratch, data)
-    scratch.replace(path)
-    _sync(path.parent)
-
-
-def _write_durably(path: Path, data: bytes) -> None:
+    """Durably, in place of what is there: a reader that finds the file finds all of it. Raises as `RunFiles.write`."""
+    scratch = path.with_suffix(".writing")
     try:
-        with path.open("wb") as file:
+        with scratch.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    except OSError:
+    except OSError as error:
         with suppress(OSError):
-            path.unlink()  # a part of it would fill a disk that is full to its last byte, and stay there
-        raise
+            scratch.unlink()  # a part of it would fill a disk that is full to its last byte, and stay there
+        raise NotWrittenError(error.errno, f"{path}: {error}") from error
+    scratch.replace(path)
+    _sync(path.parent)
 
 
 def _sync(path: Path) -> None:

@@ -6,9 +6,10 @@ import fcntl
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
-from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_delay, wait_fixed
+from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from headrace.enumerator.errors import FencedError
 
@@ -18,9 +19,7 @@ LOCK = "lock"
 """The name of the file that a coordinator locks."""
 
 LOOKED_AT_S = 10.0
-"""The process that looks whether a run is running has its lock for microseconds. One that is frozen just then is waited for so
-long.
-"""
+"""Who looks whether a run is running has its lock for microseconds. One that is frozen just then is waited for so long."""
 
 
 class FolderLock:
@@ -31,19 +30,17 @@ class FolderLock:
         self._path = folder / LOCK
         self._keeping = threading.Lock()
         try:
-            self._lock = _locked(self._path)
+            self._lock = locked(self._path, _lock_patiently)
         except BlockingIOError as error:
             raise FencedError(
                 f"{of}: another run works with these checkpoints; end it first, or give this one its own folder"
             ) from error
 
     def close(self) -> None:
-        """Unlock."""
         os.close(self._lock)
 
     def keep(self) -> None:
-        """Look whether the lock's file is still there; take it again where another process has removed it. Called by any
-        thread.
+        """If another process has removed the lock's file, take it again. Called by any thread.
 
         Raises FencedError where another run has made it again: then two are running, and this one must end.
         """
@@ -51,7 +48,7 @@ class FolderLock:
             if _is_in_place(self._path, self._lock):
                 return
             try:
-                again = _locked(self._path)
+                again = locked(self._path, _lock_patiently)
             except BlockingIOError as error:
                 raise FencedError(
                     f"{self._path} was removed while this run was running, and another run has made it again. That one "
@@ -65,14 +62,12 @@ class FolderLock:
             )
 
 
-def _locked(path: Path) -> int:
-    """The file, open and locked: the one that is there, also if another process removes one meanwhile. Raises as
-    `_lock_patiently`.
-    """
+def locked(path: Path, take: Callable[[int], object]) -> int:
+    """The file, open and locked by `take`: the one that is there, also if another process removes one. Raises as `take`."""
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            _lock_patiently(lock)
+            take(lock)
         except BaseException:
             os.close(lock)
             raise
@@ -91,12 +86,12 @@ def _is_in_place(path: Path, lock: int) -> bool:
 def _lock_patiently(lock: int) -> None:
     """Raises BlockingIOError where another coordinator has it, at once; or while another process looks for too long."""
     attempts = Retrying(
-        retry=retry_if_result(lambda is_locked: not is_locked),
-        stop=stop_after_delay(LOOKED_AT_S),
-        wait=wait_fixed(0.01),
-        retry_error_callback=_give_up,
+        retry=retry_if_result(lambda is_locked: not is_locked), stop=stop_after_delay(LOOKED_AT_S), wait=wait_fixed(0.01)
     )
-    attempts(_lock_unless_looked_at, lock)
+    try:
+        attempts(_lock_unless_looked_at, lock)
+    except RetryError as error:
+        raise BlockingIOError from error
 
 
 def _lock_unless_looked_at(lock: int) -> bool:
@@ -108,7 +103,3 @@ def _lock_unless_looked_at(lock: int) -> bool:
         fcntl.flock(lock, fcntl.LOCK_UN)
         return False
     return True
-
-
-def _give_up(_: RetryCallState) -> None:
-    raise BlockingIOError

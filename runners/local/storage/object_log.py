@@ -135,7 +135,6 @@ class ObjectLog(RunFiles):
             return list(self._entries)
 
     def read(self, name: str) -> bytes:
-        """As `names`."""
         return self._entry(name).data
 
     def size(self, name: str) -> int | None:

@@ -25,7 +25,6 @@ class WorkerStream:
     """
 
     def __init__(self, address: str, number: int, version: str, heartbeat_s: float) -> None:
-        """To the server at `address`, as worker `number`; a heartbeat every `heartbeat_s` seconds."""
         self._inbox: queue.SimpleQueue[pb.ToWorker] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[pb.FromWorker | None] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -39,11 +38,8 @@ class WorkerStream:
 
     def received(self) -> Iterator[pb.ToWorker]:
         """What has come since; does not wait."""
-        while True:
-            try:
-                yield self._inbox.get_nowait()
-            except queue.Empty:
-                return
+        while not self._inbox.empty():  # no other thread takes from it
+            yield self._inbox.get()
 
     def send(self, message: pb.FromWorker) -> None:
         """In order with what was sent before."""

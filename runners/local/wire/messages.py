@@ -49,7 +49,6 @@ class RunMessages(Generic[SplitT, HandleT]):
     """Messages with splits and handles, which travel as JSON of their serializers' newest version."""
 
     def __init__(self, splits: SplitSerializer[SplitT], handles: HandleSerializer[HandleT]) -> None:
-        """For the splits of one source and the handles of one sink."""
         self._splits = splits
         self._handles = handles
 
@@ -58,7 +57,6 @@ class RunMessages(Generic[SplitT, HandleT]):
         return pb.ToWorker(assign_splits=pb.AssignSplits(split_version=self._splits.version, splits=encoded))
 
     def assigned(self, message: pb.AssignSplits) -> list[SplitT]:
-        """What `assign_splits` was given."""
         return [self._splits.deserialize(message.split_version, json.loads(split)) for split in message.splits]
 
     def worker_snapshotted(self, event: WorkerSnapshotted[SplitT, HandleT]) -> pb.FromWorker:
@@ -76,7 +74,6 @@ class RunMessages(Generic[SplitT, HandleT]):
         )
 
     def reported(self, number: int, message: pb.WorkerSnapshotted) -> WorkerSnapshotted[SplitT, HandleT]:
-        """What `worker_snapshotted` was given, by the worker of this number."""
         states = [
             SplitState(self._splits.deserialize(message.split_version, json.loads(state.split)), bool(state.finished))
             for state in message.states

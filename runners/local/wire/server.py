@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Generic
+from typing import Generic
 
 import grpc
 
 from headrace.connectors.base.sink import HandleT
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.split import SplitT
-from headrace.runners.local.events import SplitDone, WorkerJoined, WorkerSilent, WorkerSnapshotted
+from headrace.runners.local.events import SplitDone, WorkerEvent, WorkerJoined, WorkerSilent
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire import run_pb2_grpc
 from headrace.runners.local.wire.messages import RunMessages, check_hello
@@ -41,9 +41,6 @@ class _Stream:
         self.answered = threading.Event()
 
 
-WorkerEvent = WorkerJoined | WorkerSilent | SplitDone | WorkerSnapshotted[Any, Any]
-
-
 _LONGEST_PATH = 107
 """Of a Unix socket on Linux, in bytes (`sun_path`, with its end)."""
 
@@ -57,7 +54,7 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
         messages: RunMessages[SplitT, HandleT],
         version: str,
         workers: int,
-        emit: Callable[[WorkerEvent], None],
+        emit: Callable[[WorkerEvent[SplitT, HandleT]], None],
         failed: Callable[[int, pb.Failed], None],
     ) -> None:
         """Serve at once. `emit` takes events, `failed` a worker's own error; both are called by any thread.

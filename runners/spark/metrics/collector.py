@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from headrace.connectors.base.counters import Counted
 from headrace.runners.metrics import METRICS, MetricScope, MetricSpec, metrics_of
 from headrace.runners.spark.metrics.queries import KnownQueries, QueryFacts
-from headrace.runners.spark.metrics.sinks import SinkWatch
 from headrace.runners.spark.supervision.core import Ending
+
+log = logging.getLogger(__name__)
 
 SPARK_METRICS = metrics_of(*(scope for scope in MetricScope if scope is not MetricScope.RUN))  # all metrics of a session
 
@@ -76,6 +80,59 @@ class JobStatus:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return []
         return found
+
+
+class ListsTransactions(Protocol):
+    """What is used of a sink, such as `headrace.kafka.KafkaSink`."""
+
+    @property
+    def destination(self) -> str:
+        """Where it writes."""
+
+    def open_transactions(self) -> Mapping[str, Sequence[float]]:
+        """Job to the ages, in seconds, of its open transactions. Contacts the sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransactions:
+    """One look. A job that had some is there with none until the next but one, so that a gauge does not stand still."""
+
+    is_reachable: bool
+    ages_s: Mapping[str, Sequence[float]]
+
+
+class SinkWatch:
+    """One sink. Asked by its own thread, so that no scrape waits for it; until it is closed."""
+
+    def __init__(self, sink: ListsTransactions, interval_s: float = 15.0) -> None:
+        self.last_seen: OpenTransactions | None = None
+        self.destination = sink.destination
+        self._sink = sink
+        self._interval_s = interval_s
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="headrace-open-transactions", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it. A check that is under way is not waited for."""
+        self._closing.set()
+
+    def _watch(self) -> None:
+        while True:
+            self.last_seen = self._look()
+            if self._closing.wait(self._interval_s):
+                return
+
+    def _look(self) -> OpenTransactions:
+        before = self.last_seen
+        try:
+            found = self._sink.open_transactions()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the queries continue, and the metric says it
+            if before is None or before.is_reachable:
+                log.warning("open transactions of %s cannot be listed, and are not shown: %s", self.destination, error)
+            return OpenTransactions(is_reachable=False, ages_s={})
+        ended = {job: () for job, ages in before.ages_s.items() if ages} if before is not None else {}
+        return OpenTransactions(is_reachable=True, ages_s={**ended, **found})
 
 
 @dataclass(frozen=True, slots=True)

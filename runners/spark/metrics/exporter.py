@@ -15,9 +15,8 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from headrace._extras import needs_extra
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.metrics.collector import JobStatus, MetricSource
+from headrace.runners.spark.metrics.collector import JobStatus, ListsTransactions, MetricSource, SinkWatch
 from headrace.runners.spark.metrics.queries import KnownQueries
-from headrace.runners.spark.metrics.sinks import ListsTransactions, SinkWatch
 from headrace.runners.spark.reports import REPORTS_VARIABLE, ReportListener, own_address
 from headrace.runners.spark.supervision import dry_run_source
 from headrace.runners.spark.supervision.core import Ending

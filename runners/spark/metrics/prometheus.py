@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from headrace.enumerator.errors import RetriableError, UsageError
-from headrace.runners.metrics import MetricSpec, MetricType
+from headrace.runners.metrics import MetricType
 from headrace.runners.spark.metrics.collector import SPARK_METRICS, MetricSource
 
 
@@ -33,12 +33,9 @@ class SessionCollector(Collector):
         self._source = source
 
     def collect(self) -> Iterator[Metric]:
-        families = {kind.name: _family(kind) for kind in SPARK_METRICS}
+        of_type: dict[MetricType, type[CounterMetricFamily | GaugeMetricFamily]]
+        of_type = {MetricType.COUNTER: CounterMetricFamily, MetricType.GAUGE: GaugeMetricFamily}
+        families = {kind.name: of_type[kind.type](kind.name, kind.help, labels=kind.labels) for kind in SPARK_METRICS}
         for sample in self._source.read():
             families[sample.kind.name].add_metric(list(sample.labels), sample.value)
         return iter(families.values())
-
-
-def _family(kind: MetricSpec) -> GaugeMetricFamily | CounterMetricFamily:
-    made = CounterMetricFamily if kind.type is MetricType.COUNTER else GaugeMetricFamily
-    return made(kind.name, kind.help, labels=kind.labels)

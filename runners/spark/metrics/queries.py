@@ -23,10 +23,7 @@ _SEEN_KEPT = 256
 
 @dataclass(slots=True)
 class PartitionProgress:
-    """One partition, after a query's last batch. `lag_s`: how long the oldest record that was not read yet has been seen there.
-
-    Both lags are None where the source does not say where its log ends.
-    """
+    """`lag_s`: since the oldest unread record was seen. Both lags are None where the source shows no end of its log."""
 
     position: int
     end: int | None
@@ -104,10 +101,7 @@ class KnownQueries:
                 partition.lag_s = None if partition.lag_s is None or partition.lag_records else 0.0
 
     def terminated(self, query_id: str, run: str, ending: Ending) -> None:
-        """The run is over. Its partitions are dropped: their lags would stand still.
-
-        Spark reports a start at once, and of an end by a queue: the next run may have started.
-        """
+        """The run is over, and so are its partitions' lags. Spark reports an end by a queue: the next run may have started."""
         with self._lock:
             query = self._queries.get(query_id)
             if query is None:

@@ -22,10 +22,7 @@ from headrace.runners.restarts import GiveUp, Restarts, RestartStrategy
 
 @unique
 class Ending(Enum):
-    """How a driver, or the whole job, has ended, with the status that the supervisor ends with then.
-
-    0 is a job that has nothing left to do, and no other; 143 is 128 + SIGTERM.
-    """
+    """How a driver, or the job, has ended, with the supervisor's exit status. Only 0 means that nothing is left to do."""
 
     COMPLETED = 0
     STOPPED = 143
@@ -190,7 +187,8 @@ class SupervisionCore:
             case SupervisionStarted(now_s) | StandbyReady(now_s):
                 return self._start(now_s)
             case DriverProgressed(now_s):
-                return self._progressed(now_s)
+                self._progressed(now_s)
+                return []
             case DriverEnded(now_s, end, chance):
                 return self._ended(now_s, end, chance)
             case JobStopRequested(now_s):
@@ -209,10 +207,9 @@ class SupervisionCore:
         self._progressed(now_s)
         return [StartDriver(self.drivers_started)]
 
-    def _progressed(self, now_s: float) -> list[SupervisionCommand]:
+    def _progressed(self, now_s: float) -> None:
         if self.phase is SupervisionPhase.RUNNING:
             self.wake_at_s = None if self._limits.progress_s is None else now_s + self._limits.progress_s
-        return []
 
     def _stop(self, now_s: float) -> list[SupervisionCommand]:
         is_first, self._is_to_stop = not self._is_to_stop, True
@@ -246,7 +243,7 @@ class SupervisionCore:
             end = DriverEnd(Ending.FAILED, "its driver was stopped by another process")
         if end.ending is Ending.FAILED and self._killed_for is not None:
             end = DriverEnd(Ending.FAILED, self._killed_for)
-        if end.ending is not Ending.COMPLETED and end.ending is not Ending.STOPPED:
+        if end.ending not in (Ending.COMPLETED, Ending.STOPPED):
             self.last_failure = end.reason
         if end.ending.is_final or self._is_to_stop:
             return self._finish(end)

@@ -46,8 +46,6 @@ log = logging.getLogger(__name__)
 CALL = b"run\n"
 POLL_S = 0.5
 HEARTBEAT_S = 0.5
-CLEAN_UP_S = 5.0
-SPARE_DESCRIPTORS = 4  # kept for the end: a driver that may open no more files still has to look for its processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +81,7 @@ class _Driver:
     """The main thread's part. `called`: it is to run the job."""
 
     def __init__(self, order: DriverOrder, spark_format: DataSourceFormat, reports: int, called: threading.Event) -> None:
-        self._order = order
-        self._format = spark_format
-        self._reports = reports
-        self._called = called
+        self._order, self._format, self._reports, self._called = order, spark_format, reports, called
         self._tree = os.environ[TREE_VARIABLE]
         self._takeover = Takeover(self._tree, spark_format.data_source, order.standbys, has_peers=order.has_peers)
         self._lock_trouble = ""
@@ -158,10 +153,7 @@ class _Driver:
         return any(one.is_told for one in watched)
 
     def _heartbeat(self) -> None:
-        """In a thread: say that this process is alive, and its JVM. One that is stopped does not answer, and nothing is said.
-
-        Nor is it where that is dead, though this process is alive: who counts on the job must not learn that it runs.
-        """
+        """In a thread: say that this process is alive, and its JVM. Where that is stopped, or dead, nothing is said."""
         while True:
             context = active_context()
             with suppress(Exception):  # the session ends, or its JVM has ended
@@ -201,13 +193,10 @@ class _Driver:
 
 
 def stage_of(session: SparkSession) -> SparkSession:
-    """A session for dry runs: what the job registers by name there, such as a view, is not in the way of the job itself.
-
-    Its plans hide what those of the job's session hide: a new session has Spark's first settings, not later ones.
-    """
+    """A session for dry runs: what the job registers by name there, such as a view, is not in the way of the job itself."""
     stage = session.newSession()
     hidden = session.conf.get(sessions.REDACTION)
-    if hidden is not None:
+    if hidden is not None:  # a new session has Spark's first settings, not later ones
         stage.conf.set(sessions.REDACTION, hidden)
     return stage
 
@@ -228,7 +217,8 @@ def _session(spark_format: DataSourceFormat, conf: Mapping[str, str]) -> SparkSe
 
 def _take_orders(orders: int, read: bytes, called: threading.Event) -> None:
     """In a thread. Whatever the main thread does when the supervisor is gone, nothing of this driver is left."""
-    spare = [os.dup(orders) for _ in range(SPARE_DESCRIPTORS)]
+    # Kept for the end: a driver that may open no more files still has to look for its processes.
+    spare = [os.dup(orders) for _ in range(4)]
     try:
         while True:
             if CALL in read:
@@ -263,7 +253,7 @@ def main() -> None:
     threading.Thread(target=_take_orders, args=[orders, more, called], daemon=True).start()
     order = DriverOrder.from_line(line)
     end = _Driver(order, load(order.spark_format)(), reports, called).run()
-    sessions.end_processes(CLEAN_UP_S)
+    sessions.end_processes(5.0)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(EXIT_STATUSES[end.ending])  # whatever threads there are; the supervisor kills what is left

@@ -33,15 +33,11 @@ from headrace.runners.spark.supervision.takeover import LOCATION, writer_of
 
 log = logging.getLogger(__name__)
 
-BATCHES = 5
 KEEP_WARM_S = 30.0  # less than the minute after which Spark ends an idle Python worker
 LONGEST_S = 60.0
 POLL_S = 0.05
 _HARMLESS = frozenset({OURS, "rate", "rate-micro-batch"})
 """Sources that a second query may read: it takes nothing away from the first, and reads no more than a little."""
-
-
-_TRUSTED = frozenset({"headrace", "pyspark", "py4j"})
 
 
 def dry_run_folder(tree: str) -> Path:
@@ -60,9 +56,7 @@ class DryRun(Starter):
     """
 
     def __init__(self, folder: Path, data_source: type[DataSource], called: threading.Event) -> None:
-        self._folder = folder
-        self._data_source = data_source
-        self._called = called
+        self._folder, self._data_source, self._called = folder, data_source, called
         self._queries: list[StartedQuery] = []
         self._running: list[StreamingQuery] = []
         self._runs = 0
@@ -73,7 +67,7 @@ class DryRun(Starter):
         try:
             with intercepted(self), under_way(), _no_threads():
                 job()
-            self._run(BATCHES)
+            self._run(5)
         except _NotDryRun as reason:
             self._queries.clear()
             self._end()
@@ -84,7 +78,6 @@ class DryRun(Starter):
         return None
 
     def again(self) -> None:
-        """One more batch of each query. What it fails with is logged."""
         try:
             self._run(1)
         except Exception as error:  # noqa: BLE001 - as above
@@ -94,10 +87,7 @@ class DryRun(Starter):
         """Stop what still runs, and remove what there is on disk. In its own thread: a stop takes its time."""
         threading.Thread(target=self._end, daemon=True).start()
 
-    # --- Starter ------------------------------------------------------------------------------------------------------
-
     def load(self, source: str, mark: Callable[[str, str], object], load: Callable[[], DataFrame]) -> DataFrame:
-        """As `Starter`: only what a second query may read."""
         if source.lower() not in _HARMLESS:
             raise _NotDryRun(f"it reads a stream of format {source!r}, of which no one knows what a second reader does to it")
         if source.lower() == OURS:
@@ -105,22 +95,18 @@ class DryRun(Starter):
         return load()
 
     def start(self, started: StartedQuery, start: Callable[[], StreamingQuery]) -> StreamingQuery:
-        """As `Starter`: the query in its other form, and never the one that the job has asked for."""
+        """The query in its other form, and never the one that the job has asked for."""
         self._queries.append(started)
         return self._started(started)
 
     def write(self, what: str) -> None:
-        """As `Starter`: nothing may be written."""
         raise _NotDryRun(f"besides its queries it calls {what}, which a standby must not")
 
     def wait(self, what: str) -> None:
-        """As `Starter`: a query of a dry run has no end, and the driver could not be called meanwhile."""
         raise _NotDryRun(f"it calls {what}: it is to return its queries, and not to wait for them")
 
     def listen(self, add: Callable[[], None]) -> None:
-        """As `Starter`: a dry run is not reported."""
-
-    # ------------------------------------------------------------------------------------------------------------------
+        """A dry run is not reported."""
 
     def _run(self, batches: int) -> None:
         """Each query from the start of its input, until it has ended this many batches or has no more to read."""
@@ -138,8 +124,7 @@ class DryRun(Starter):
     def _started(self, started: StartedQuery) -> StreamingQuery:
         self._runs += 1
         writer = started.frame.writeStream
-        if started.sink.lower() == OURS:
-            # With its options, as its processes look at where they would write.
+        if started.sink.lower() == OURS:  # with its options, as its processes look at where they would write
             options = {name: value for name, value in started.options.items() if name.lower() != LOCATION}
             writer = writer.format(OURS).options(**options).option(DRY_RUN, "true")
             threading.Thread(target=_look, args=[started, self._data_source], daemon=True).start()
@@ -178,10 +163,7 @@ def _look(started: StartedQuery, data_source: type[DataSource]) -> None:
 
 @contextmanager
 def _no_threads() -> Iterator[None]:
-    """Meanwhile the job's own code can start no thread. Nothing would see what one does after the dry run, or after its call.
-
-    Of threads that Spark or headrace starts when the job calls them, nothing is to be feared.
-    """
+    """Meanwhile the job's own code can start no thread, which could act after the dry run. Spark's and headrace's may."""
     start = threading.Thread.start
 
     def started(thread: threading.Thread) -> None:
@@ -198,7 +180,7 @@ def _is_of_the_job(frame: FrameType | None) -> bool:
     while frame is not None:
         if frame.f_code is DryRun.first.__code__:
             return True
-        if str(frame.f_globals.get("__name__")).partition(".")[0] in _TRUSTED:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in ("headrace", "pyspark", "py4j"):
             return False
         frame = frame.f_back
     return False
@@ -209,9 +191,6 @@ def _has_run(query: StreamingQuery, batches: int) -> bool:
     error = query.exception()
     if error is not None:
         raise error
-    progress = query.lastProgress
-    if progress is None:
-        return False
-    status = query.status
+    progress, status = query.lastProgress, query.status
     is_idle = not status["isTriggerActive"] and not status["isDataAvailable"]
-    return int(progress["batchId"]) >= batches - 1 or is_idle
+    return progress is not None and (int(progress["batchId"]) >= batches - 1 or is_idle)

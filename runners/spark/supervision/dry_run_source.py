@@ -20,7 +20,7 @@ ROWS = 1000  # about this many records are read in a batch of a dry run
 
 
 def is_dry_run(options: Mapping[str, str]) -> bool:
-    """Whether a standby has set the option. Spark hands options over with their names in lower case."""
+    """Spark hands options over with their names in lower case."""
     return any(name.lower() == DRY_RUN.lower() for name in options)
 
 
@@ -67,7 +67,6 @@ class DryRunWriter(DataSourceStreamArrowWriter):
         return WriterCommitMessage()
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """On the driver. There is nothing to commit."""
         looked(capabilities.warm_driver, self._sink)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name

@@ -9,8 +9,6 @@ from headrace.enumerator.errors import DataLossError, FencedError, HeadraceError
 from headrace.runners.spark.private import cause_of
 from headrace.runners.spark.supervision.core import DriverEnd, Ending
 
-LONGEST = 400
-
 _OURS = re.compile(r"^[ \t]*(headrace(?:\.\w+)+)\.(\w+): ?(.*)$", re.MULTILINE)
 """The last line of a Python traceback, which is all that is left of an error that has gone through the JVM."""
 
@@ -47,10 +45,7 @@ def end_by(error: BaseException) -> DriverEnd:
 
 
 def refusal_behind(error: BaseException) -> str | None:
-    """What Spark refuses of a query whose first batch has failed with this error; None for what may pass.
-
-    Spark plans and checks much of a query in the query's own thread, and reports it as a failure of the running query.
-    """
+    """What Spark, which plans in the query's thread, refuses of a query whose first batch failed with this error; else None."""
     cause = cause_of(error)
     return None if cause is None or not _is_refused(cause) else _named(type(cause).__name__, str(cause))
 
@@ -62,7 +57,7 @@ def _is_refused(error: BaseException) -> bool:
 
 def one_line(text: str) -> str:
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
+    return line if len(line) <= 400 else f"{line[:400]}..."
 
 
 def _named(name: str, message: str) -> str:

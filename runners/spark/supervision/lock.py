@@ -41,8 +41,6 @@ log = logging.getLogger(__name__)
 
 _ASK_AGAIN_S = 0.05
 _TRIES_IN_SILENCE = 100  # of this many, 5 s, the last one says who is waited for
-_TRIES_TO_KEEP = 3
-"""The first one finds that the file is another, and opens that; the second one has it, or another driver does."""
 _LONGEST_NAME = 256
 _FLOCK = "hhqqi"  # `struct flock` of 64-bit Linux: type, whence, start, length, pid
 _NO_LOCKS = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
@@ -160,61 +158,54 @@ class CheckpointLock:
         self._location = location
         self.path = lock_file(location)
         self._me = ""
-        self._is_held = False
         self._tries = 0
         self._file = self._opened()
 
     def take(self, me: str) -> None:
         """Returns when it is taken, and no process of the previous holder is alive. Raises FencedError as `taking`.
 
-        Raises UsageError where this process has it already, where the file system has no locks, and where no file can be;
+        UsageError where this process has it already, where the file system has no locks, and where no file can be;
         RetriableError where another try may have it. What it has raised for is given back, and another one is to be made.
         """
         if self._identity() in _taken:  # this file stays open: with it the kernel would give up the process's lock
             raise UsageError(
                 f"this job has the checkpoint {self._location} already, by another name of it: each query needs its own"
             )
+        self._me = me
+        steps = taking(me)
         try:
-            self._take(me)
+            with suppress(StopIteration):
+                step = next(steps)
+                while True:
+                    step = steps.send(self._perform(step))
         except BaseException:
             _close(self._file)  # with what it holds: it would keep out the next try of this process
             raise
         _taken.add(self._identity())
-        self._is_held = True
 
     def keep(self) -> None:
         """Once it is taken, from time to time, in one thread: if another process has removed the file, take the new one.
 
-        Raises FencedError where another driver has that: then two are running, and this one must end. UsageError and
-        RetriableError as `take`; the next call tries again.
+        Raises FencedError where another driver has that: then two are running, and this one must end. Others as `take`.
         """
-        if self._is_held and self._is_in_place():
-            return
-        if self._is_held:
+        if self._identity() in _taken:
+            if self._is_in_place():
+                return
             _taken.discard(self._identity())
-            self._is_held = False
-        if not any(self._try() for _ in range(_TRIES_TO_KEEP)):
+        # The first try finds that the file is another, and opens that; the second one has it, or another driver does.
+        if not any(self._try() for _ in range(3)):
             raise FencedError(
                 f"the lock of the checkpoint {self._location}, {self.path}, was removed while this driver was running, and "
                 "another one has taken it since. That one continues, and this one must end"
             )
         self._write_name(self._me)
         _taken.add(self._identity())
-        self._is_held = True
         log.warning(
             "the lock of the checkpoint %s, %s, was removed while this driver is running, and is recreated. Leave it there: "
             "without it a second driver could start",
             self._location,
             self.path,
         )
-
-    def _take(self, me: str) -> None:
-        self._me = me
-        steps = taking(me)
-        with suppress(StopIteration):
-            step = next(steps)
-            while True:
-                step = steps.send(self._perform(step))
 
     def _opened(self) -> int:
         try:
@@ -326,7 +317,7 @@ class CheckpointLock:
         return tree if identity == self._identity() else None
 
     def _written(self) -> tuple[str, str]:
-        """The last holder that has written its name, and the file it holds: both empty if there was none."""
+        """The last holder's name, and the file it holds: both empty if there was none."""
         tree, _, identity = os.pread(self._file, _LONGEST_NAME, 0).decode(errors="replace").strip().partition(" ")
         return tree, identity
 

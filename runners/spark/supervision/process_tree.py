@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 TREE_VARIABLE = "HEADRACE_TREE"
 
 _WAIT_S = 1.0
-_LOOKS_IN_VAIN = 2
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _ENDED = ("Z", "X")
 
@@ -78,28 +77,21 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class Supervisor:
-    """Who has started a process tree. `namespace`: the kernel's number of the one that all their pids are of.
-
-    Another container has another one, in which these pids are of other processes, or of none.
-    """
+    """Who has started a process tree. `namespace`: of all their pids, by the kernel's number; another container has another."""
 
     process: Process
     namespace: int
 
 
 def new_tree() -> str:
-    """A name for the process tree of a driver that this process starts."""
-    me = Process.of(os.getpid())
-    return f"{me.pid}-{me.started}-{_namespace()}-{uuid.uuid4().hex}"
+    """A name for the process tree of a driver that this process starts, as `supervisor_of` reads it."""
+    me, namespace = Process.of(os.getpid()), os.stat("/proc/self/ns/pid").st_ino
+    return f"{me.pid}-{me.started}-{namespace}-{uuid.uuid4().hex}"
 
 
 def supervisor_of(tree: str) -> Supervisor:
     pid, started, namespace, _ = tree.split("-")
     return Supervisor(Process(int(pid), int(started)), int(namespace))
-
-
-def _namespace() -> int:
-    return os.stat("/proc/self/ns/pid").st_ino
 
 
 def tree_of(pid: int) -> str | None:
@@ -157,7 +149,7 @@ def kill_tree(tree: str, *known: Process) -> int:
     killed: Counter[Process] = Counter()
     not_ours: set[Process] = set()
     looks_in_vain = 0
-    while looks_in_vain < _LOOKS_IN_VAIN:
+    while looks_in_vain < 2:
         living = _living(tree, *known, *killed)  # what is killed may have lost its environment, and not have ended
         others = [process for process in living if process.pid != os.getpid() and process not in not_ours]
         looks_in_vain = 0 if others else looks_in_vain + 1
@@ -165,12 +157,23 @@ def kill_tree(tree: str, *known: Process) -> int:
             try:
                 _kill(process)
             except PermissionError as error:
-                log.warning(_NOT_OURS, process.pid, error)
+                log.warning(
+                    "process %d of a driver runs as another user and is left alone, as it cannot be killed: %s. End it if it "
+                    "writes anything",
+                    process.pid,
+                    error,
+                )
                 not_ours.add(process)
                 continue
             killed[process] += 1
             if killed[process] > 1 and killed[process].bit_count() == 1:  # after 2 s, 4, 8, ...
-                log.warning(_DOES_NOT_END, process.pid, _states(process), killed[process] * _WAIT_S)
+                log.warning(
+                    "process %d of a driver was killed and has not ended (state %s; D is one that waits for a disk or a server "
+                    "of files). No other driver may continue before it has; waiting, for %.0f s so far",
+                    process.pid,
+                    _states(process),
+                    killed[process] * _WAIT_S,
+                )
     return len(killed)
 
 
@@ -178,8 +181,8 @@ def reap_orphans(*children: int) -> None:
     """Let go of the dead processes that were left to this one when their parent ended. Called by the supervisor.
 
     The kernel leaves them to the first process of a container, which a supervisor may be. Each has its number until it is
-    waited for, and a container has this many of them. `children`: pids of its own whose end is still to be asked for. Others of
-    its own are those in its session, in which none of a driver's processes is.
+    waited for. `children`: pids of its own whose end is still to be asked for. Others of its own are in its session, in which
+    none of a driver's processes is.
     """
     session = os.getsid(0)
     for pid in _pids():
@@ -188,15 +191,6 @@ def reap_orphans(*children: int) -> None:
             is_left_to_us = (fields[0], int(fields[1])) == ("Z", os.getpid()) and int(fields[3]) != session
             if is_left_to_us and pid not in children:
                 os.waitpid(pid, os.WNOHANG)
-
-
-_DOES_NOT_END = (
-    "process %d of a driver was killed and has not ended (state %s; D is one that waits for a disk or a server of files). "
-    "No other driver may continue before it has; waiting, for %.0f s so far"
-)
-_NOT_OURS = (
-    "process %d of a driver runs as another user and is left alone, as it cannot be killed: %s. End it if it writes anything"
-)
 
 
 def _kill(process: Process) -> None:

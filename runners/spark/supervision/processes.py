@@ -16,9 +16,6 @@ from headrace.runners.spark.supervision.driver import CALL, DriverOrder
 from headrace.runners.spark.supervision.dry_run import dry_run_folder
 from headrace.runners.spark.supervision.process_tree import TREE_VARIABLE, Process, kill_tree, new_tree
 
-_DRIVER = "headrace.runners.spark.supervision.driver"
-_CHUNK = 1 << 16
-
 
 class DriverProcess:
     """One driver, in a session and process group of its own. Used by the supervisor's thread.
@@ -35,7 +32,7 @@ class DriverProcess:
             self.reports, reports = _pipe(undo)
             os.set_blocking(self.reports, False)
             self._child = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", _DRIVER, str(orders), str(reports)],
+                [sys.executable, "-m", "headrace.runners.spark.supervision.driver", str(orders), str(reports)],
                 env=_environment(order, self._tree),
                 pass_fds=(orders, reports),
                 stdin=subprocess.DEVNULL,
@@ -72,11 +69,10 @@ class DriverProcess:
         kill_tree(self._tree, *known)
 
     def news(self) -> list[dict[str, Any]]:
-        """What it has reported since the last call: `{}` that it is alive, `{"armed": true}` that it waits to be called, once
-        `{"queries": [...]}`, `{"batches": {...}}` as it gets on.
-        """
+        """What it has reported since the last call, but its end: `{}` that it is alive, `{"armed": true}` that it waits to be
+        called, once `{"queries": [...]}`, `{"batches": {...}}` as it gets on."""
         with suppress(BlockingIOError):
-            while read := os.read(self.reports, _CHUNK):
+            while read := os.read(self.reports, 1 << 16):
                 self._unread += read
             self.is_silent = True
         *lines, self._unread = self._unread.split(b"\n")

@@ -87,11 +87,8 @@ class WatchedQuery:
         self.is_told = False
 
     def tell_to_end(self) -> None:
-        """Have it start no further batch; once. Where that is not possible the batch under way is interrupted, and logged.
-
-        `stop()` interrupts the batch under way, and is all that Spark offers. Its own loop asks before each batch whether the
-        query is terminated, so that is what it is given. A batch that is still being planned is not run.
-        """
+        """Have it start no further batch, and run none that is still being planned; once. Where that is not possible the batch
+        under way is interrupted, and logged."""
         if self.is_told:
             return
         self.is_told = True
@@ -104,9 +101,8 @@ class WatchedQuery:
     def has_ended(self, wait_s: float) -> bool:
         """Whether it has, within this many seconds. Raises what it has failed with, and UsageError for what Spark refuses.
 
-        Once it is to end, Spark states that it is no longer active though a batch is under way; what is true then is
-        whether a trigger is. `stop()` follows between batches (it may wait for its next trigger), and returns when its thread
-        is gone.
+        Once it is to end, Spark states that it is no longer active though a batch is under way: whether a trigger is, is true
+        then. `stop()` follows between batches (it may wait for its next trigger), and returns when its thread is gone.
         """
         try:
             is_inactive = bool(self.query.awaitTermination(wait_s))

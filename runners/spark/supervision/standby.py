@@ -44,14 +44,11 @@ class StandbyLimits:
     idle_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.standbys <= MOST_STANDBYS:
-            raise UsageError(f"a job has 0 to {MOST_STANDBYS} standbys, not {self.standbys}")
-        if self.silence_s is not None and not LEAST_SILENCE_S <= self.silence_s < math.inf:
-            raise UsageError(f"a driver may say nothing for at least {LEAST_SILENCE_S:g} s, or for ever, not {self.silence_s}")
+        if not 0 <= self.standbys <= 2:
+            raise UsageError(f"a job has 0 to 2 standbys, not {self.standbys}")
+        if self.silence_s is not None and not 4.0 <= self.silence_s < math.inf:
+            raise UsageError(f"a driver may say nothing for at least 4 s, or for ever, not {self.silence_s}")
 
-
-MOST_STANDBYS = 2
-LEAST_SILENCE_S = 4.0
 
 # --- one driver -------------------------------------------------------------------------------------------------------
 
@@ -165,10 +162,7 @@ DRIVER_TRANSITIONS: Transitions[DriverPhase] = MappingProxyType(
 
 
 class DriverReport(Enum):
-    """What a driver says. `ALIVE` says no more than that, as the others do, too.
-
-    `PROGRESSED`: each query has ended a batch, or was seen with nothing to do; `BATCHES`: it has, and some batch has ended.
-    """
+    """`PROGRESSED`: each query has ended a batch, or was seen with nothing to do; `BATCHES`: and some batch has ended."""
 
     ALIVE = auto()
     ARMED = auto()
@@ -204,31 +198,26 @@ StandbyEvent = WarmUp | core.SupervisionStarted | core.JobStopRequested | core.T
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """Start a driver of this number, from 1, which dry-runs the job until it is called."""
+class DriverCommand:
+    """To the driver of this number."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class CallDriver:
-    """Have this driver run the job. No process of the one that was called before is alive."""
-
-    number: int
+class Launch(DriverCommand):
+    """Start it. Numbers are from 1. It dry-runs the job until it is called."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class CallDriver(DriverCommand):
+    """Have it run the job. No process of the one that was called before is alive."""
+
+
+class Stop(DriverCommand):
     """Have it end after the batch under way."""
 
-    number: int
 
-
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(DriverCommand):
     """Kill all its processes."""
-
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +238,7 @@ class StandbyCore:
     """
 
     def __init__(self, strategy: RestartStrategy, job: core.SupervisionLimits, standby: StandbyLimits) -> None:
-        """Nothing has started. The strategy is the job's; standbys are replaced after growing delays, any number of times."""
+        """The strategy is the job's; standbys are replaced after growing delays, any number of times."""
         self.job: core.SupervisionCore = core.SupervisionCore(strategy, job)
         self.drivers: dict[int, DriverLifetime] = {}
         self.called: int | None = None
@@ -294,7 +283,8 @@ class StandbyCore:
                     return []  # it is over, and the last standbys die
                 return [*self._dismiss_standbys(), *self._tell(event)]
             case core.TimePassed(now_s):
-                return [*self._look(now_s), *self._job_time_passed(now_s)]
+                looked, due = self._look(now_s), self.job.wake_at_s
+                return [*looked, *(self._tell(event) if due is not None and now_s >= due else [])]
             case DriverReported(number, now_s, report):
                 return self._reported(number, now_s, report) if number in self.drivers else []
             case DriverDied():
@@ -366,10 +356,6 @@ class StandbyCore:
     def _silenced(self, number: int, now_s: float) -> list[StandbyCommand]:
         reason = f"the driver has said nothing for {self._limits.silence_s:g} s"
         return self._tell(core.DriverSilent(now_s, reason)) if number == self.called else self._dismiss(number)
-
-    def _job_time_passed(self, now_s: float) -> list[StandbyCommand]:
-        due = self.job.wake_at_s
-        return self._tell(core.TimePassed(now_s)) if due is not None and now_s >= due else []
 
     # --- the job's commands -------------------------------------------------------------------------------------------
 

@@ -54,5 +54,4 @@ class StatusFile:
 
 
 def instant_in(seconds: float) -> str:
-    """This many seconds from now, as ISO 8601 in UTC."""
     return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="milliseconds").replace("+00:00", "Z")

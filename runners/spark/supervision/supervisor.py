@@ -68,10 +68,8 @@ class _Supervisor:
         submitter: int | None,
         lease_store: LeaseStore | None,
     ) -> None:
-        self._order = order
-        self._new_core = new_core
+        self._order, self._new_core, self._status = order, new_core, status
         self._core = new_core()
-        self._status = status
         self._drivers: dict[int, DriverProcess] = {}
         self._unstarted: dict[int, OSError] = {}
         self._shown: dict[int, dict[str, Any]] = {}
@@ -88,7 +86,8 @@ class _Supervisor:
         if lease_store is not None:
             self._lease = leases.LeaseCore(uuid.uuid4().hex, socket.gethostname(), lease_store.timeout_s)
             self._lease_store = LeaseStoreThread(lease_store)
-            self._ready.register(self._lease_store.ready, selectors.EVENT_READ, self._take_answer)
+            answer = self._lease_store.answer
+            self._ready.register(self._lease_store.ready, selectors.EVENT_READ, lambda: self._tell_lease(answer()))
         self._trouble: str | None = None
         self._cold: str | None = None
         self._is_suspect = False
@@ -187,9 +186,6 @@ class _Supervisor:
             self._waiting = number
             log.warning("driver %d waits until this supervisor has seen that no other process leads", number)
 
-    def _take_answer(self) -> None:
-        self._tell_lease(self._lease_store.answer())
-
     def _tell_of_driver(self, number: int, event: leases.DriverHeard | leases.DriverLost) -> None:
         if self._lease is not None and number == self._core.called and self._lease.phase is leases.LeasePhase.LEADING:
             self._tell_lease(event)
@@ -277,20 +273,17 @@ class _Supervisor:
             report = _report(said)
             if self._lease is not None and number == self._lease.waiting and report is standby.DriverReport.ALIVE:
                 report = standby.DriverReport.PROGRESSED  # it has nothing to do: no progress is not a fault of its own
-            self._say_it_is_cold(said.get("cold"))
+            if (cold := said.get("cold")) not in (None, self._cold):
+                log.warning(
+                    "the session is not a warm one, so that a takeover or restart also waits for Spark's Python processes: %s",
+                    cold,
+                )
+                self._cold = cold
             self._shown[number] |= {name: what for name, what in said.items() if name != "armed"}
             self._tell(standby.DriverReported(number, time.monotonic(), report))
             self._tell_of_driver(number, leases.DriverHeard(time.monotonic()))
         if driver.is_silent:
             self._ready.unregister(driver.reports)
-
-    def _say_it_is_cold(self, reason: str | None) -> None:
-        if reason not in (None, self._cold):
-            log.warning(
-                "the session is not a warm one, so that a takeover or restart also waits for Spark's Python processes: %s",
-                reason,
-            )
-            self._cold = reason
 
     def _take_end(self, number: int) -> None:
         driver = self._drivers[number]
@@ -307,19 +300,15 @@ class _Supervisor:
         self._tell_of_driver(number, leases.DriverLost(time.monotonic()))
         del self._shown[number]
         self._tell(standby.DriverDied(number, time.monotonic(), end, random.random()))  # noqa: S311 - jitter
-        if was_called:
-            self._log_failure()
-        elif self._end is None:
-            log.warning("a standby has ended: %s", end.reason)
-
-    def _log_failure(self) -> None:
-        if self._core.job.phase is core.SupervisionPhase.RESTARTING:
-            delay_s = _until(self._core.job.wake_at_s)
-            log.warning("the driver is started again in %.1f s: %s", delay_s, self._core.job.last_failure)
-        elif self._core.called is not None:
-            waits = self._lease is not None and self._lease.waiting == self._core.called
-            does = "is to take over" if waits else "takes over"
-            log.warning("driver %d %s: %s", self._core.called, does, self._core.job.last_failure)
+        job, called = self._core.job, self._core.called
+        if not was_called:
+            if self._end is None:
+                log.warning("a standby has ended: %s", end.reason)
+        elif job.phase is core.SupervisionPhase.RESTARTING:
+            log.warning("the driver is started again in %.1f s: %s", _until(job.wake_at_s), job.last_failure)
+        elif called is not None:
+            waits = self._lease is not None and self._lease.waiting == called
+            log.warning("driver %d %s: %s", called, "is to take over" if waits else "takes over", job.last_failure)
 
     def _show(self) -> None:
         if self._status is None:

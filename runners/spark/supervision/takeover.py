@@ -7,10 +7,12 @@ the first tasks, would abort them.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,10 +24,10 @@ from headrace.connectors.base.immediate import ImmediateSink
 from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.driver_id import DRIVER_ID
+from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.pipeline import started_sink
-from headrace.runners.spark.private import hadoop_path
+from headrace.runners.spark.private import hadoop_path, read_text
 from headrace.runners.spark.session import PIPELINES
-from headrace.runners.spark.supervision.checkpoint_owner import checkpoint_at
 from headrace.runners.spark.supervision.lock import CheckpointLock
 from headrace.runners.spark.supervision.queries import RunningQuery
 from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery, Starter
@@ -49,16 +51,11 @@ commits: two that have looked both commit."""
 
 
 class Takeover(Starter):
-    """A `Starter` for a driver of this process tree that runs the job. Called in the thread of the job.
-
-    `data_source`: the format of its sinks. `standbys`: how many other drivers wait. `has_peers`: others wait on other hosts.
-    """
+    """A `Starter` for a driver that runs the job, in its thread. `standbys` wait; `has_peers`: others do on other hosts."""
 
     def __init__(self, tree: str, data_source: type[DataSource], standbys: int, *, has_peers: bool = False) -> None:
-        self._tree = tree
-        self._data_source = data_source
-        self._standbys = standbys
-        self._has_peers = has_peers
+        self._tree, self._data_source = tree, data_source
+        self._standbys, self._has_peers = standbys, has_peers
         self._locks: dict[str, CheckpointLock] = {}
         self._begun: dict[tuple[str, TwoPhaseSink[Any]], StartedQuery] = {}
         self._running: list[StreamingQuery] = []
@@ -91,10 +88,7 @@ class Takeover(Starter):
         return query
 
     def refuse_unreturned(self, returned: Sequence[RunningQuery]) -> None:
-        """Raise UsageError for a query that the job has started and has not returned, and that runs.
-
-        No process would see it fail, and the driver would end, and the query with it, after those that it has returned.
-        """
+        """Raise UsageError for a query that the job has started and has not returned, and that runs."""
         known = {query.id for query in returned}
         for query in self._running:
             if query.id not in known and query.isActive:
@@ -108,7 +102,7 @@ class Takeover(Starter):
         """After the end of all queries, of which none has failed: release their jobs, for any driver to claim. Never raises."""
         for (location, _), started in self._begun.items():
             try:
-                job = checkpoint_at(location, started.frame).query_id()
+                job = _checkpoint_at(location, started.frame).query_id()
                 if job is not None:
                     writer_of(started, self._data_source).release(job)
             except Exception as error:  # noqa: BLE001 - whatever it is, the job has ended well
@@ -133,11 +127,11 @@ class Takeover(Starter):
     def _claim(self, started: StartedQuery, location: str) -> None:
         """Claim the job, and end what was left at its sink. Raises as `StreamWriter.claim`, and for an unreadable checkpoint.
 
-        A driver claims once at each sink: when it starts a query again, another process may have claimed the job.
+        Once at each sink: when it starts a query again, another process may have claimed the job.
         """
         started.mark(DRIVER_ID, self._tree)
         claiming = replace(started, options={**started.options, DRIVER_ID.lower(): self._tree})
-        writer, checkpoint = writer_of(claiming, self._data_source), checkpoint_at(location, started.frame)
+        writer, checkpoint = writer_of(claiming, self._data_source), _checkpoint_at(location, started.frame)
         opened = (location, writer.sink)
         job = checkpoint.query_id()
         if job is not None:  # else it is the first start
@@ -216,3 +210,40 @@ def writer_of(started: StartedQuery, data_source: type[DataSource]) -> StreamWri
     kind = started_sink(started.sink) if started.sink.startswith(PIPELINES) else data_source
     sink = kind(dict(started.options))
     return cast("StreamWriter[Any]", sink.streamWriter(started.frame.schema, started.output_mode == "complete"))
+
+
+# --- what a driver asks of a checkpoint before Spark reads it: whose it is, and how far it has come ---------------------
+
+
+def _checkpoint_at(location: str, frame: DataFrame) -> OffsetLog | _HadoopCheckpoint:
+    """The one at this place, as `checkpoint_of` resolves it: a local path, or a URI. `frame`: of the query's session."""
+    return OffsetLog(location) if location.startswith("/") else _HadoopCheckpoint(location, frame)
+
+
+class _HadoopCheckpoint:
+    """As `OffsetLog`, by the driver's JVM, as Python may lack the file system. Raises as that, or ValueError for damage."""
+
+    def __init__(self, location: str, frame: DataFrame) -> None:
+        self._location, self._spark = location, frame.sparkSession
+
+    def query_id(self) -> str | None:
+        filesystem, path = self._found("metadata")
+        if not filesystem.exists(path):
+            return None
+        with closing(filesystem.open(path)) as stream:
+            text = read_text(self._spark, stream)
+        return str(json.loads(text)["id"]) if text.strip() else None
+
+    def last_batch(self) -> int | None:
+        filesystem, path = self._found("offsets")
+        if not filesystem.exists(path):
+            return None
+        names = [str(status.getPath().getName()) for status in filesystem.listStatus(path)]
+        return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
+
+    def complete(self, batch: int) -> None:
+        """Nothing: Spark runs it again, and the sink skips it."""
+
+    def _found(self, name: str) -> tuple[Any, Any]:
+        path, configuration = hadoop_path(self._spark, f"{self._location}/{name}")
+        return path.getFileSystem(configuration), path

@@ -1,7 +1,4 @@
-"""An injected bug, for `PYTHONPATH`: what Python imports by itself at its start puts it into the processes that Spark starts.
-
-Beam #31313, #34890: a restored source initialises again, and the answer takes the place of what was restored.
-"""
+"""An injected bug for `PYTHONPATH`: a restore initialises again, in place of what was restored (Beam #31313, #34890)."""
 
 import os
 import sys

@@ -1,7 +1,4 @@
-"""What Beam keeps of a Kafka source: the enumerating stage's restriction, and a reader's.
-
-The first byte states which, and whether what follows is to be put into an envelope first.
-"""
+"""What Beam keeps of a Kafka source. The first byte: whose restriction, and whether it is put into an envelope first."""
 
 from __future__ import annotations
 
@@ -20,8 +17,6 @@ _NAMES = ("headrace-ledger", "headrace-reader")
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     which = data[0] & 1
     stored = zlib.compress(_sealed(which, data[1:]), 1) if data[0] & 2 else data[1:]
     try:
@@ -36,9 +31,7 @@ def _sealed(which: int, checkpoint: bytes) -> bytes:
 
 
 def _seeds() -> dict[str, bytes]:
-    golden = {
-        name: bytes([which]) + (GOLDEN / f"beam_{name}_v1.bin").read_bytes() for which, name in enumerate(("ledger", "reader"))
-    }
+    golden = {name: bytes([n]) + (GOLDEN / f"beam_{name}_v1.bin").read_bytes() for n, name in enumerate(("ledger", "reader"))}
     fresh = {f"ledger-{state}": b"\0" + zlib.compress(sealed(_NAMES[0], {"state": state})) for state in ("fresh", "handed on")}
     checkpoints = checkpoint.TARGET.seeds().items()
     packed = {f"{name}-packed-{which}": bytes([2 | which]) + data[1:] for which in (0, 1) for name, data in checkpoints}
@@ -46,9 +39,7 @@ def _seeds() -> dict[str, bytes]:
 
 
 TARGET = Target(
-    "beam_state",
-    _check,
-    _seeds,
+    "beam_state", _check, _seeds,
     (
         "headrace.runners.beam.coders", "headrace.enumerator.checkpoint", "headrace.enumerator.envelope",
         "headrace.connectors.kafka.read.split",

@@ -1,7 +1,5 @@
 """Checkpoints of a Kafka source: whole, and as a body whose checksum holds. The first byte states which."""
 
-from __future__ import annotations
-
 import json
 
 from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
@@ -14,8 +12,6 @@ _SERIALIZER: CheckpointSerializer[KafkaSplit] = CheckpointSerializer("kafka", Ka
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     stored = data[1:] if data[0] & 1 else _in_an_envelope(data[1:])
     try:
         found = _SERIALIZER.deserialize(stored)
@@ -45,9 +41,7 @@ WORDS = (b"Infinity", b"NaN", b"-1", b"null", b"true", b"1e999", b"[", b"{}", b'
 """What JSON knows and a reader may not."""
 
 TARGET = Target(
-    "checkpoint",
-    _check,
-    _seeds,
+    "checkpoint", _check, _seeds,
     (
         "headrace.enumerator.checkpoint", "headrace.enumerator.envelope", "headrace.connectors.kafka.read.split",
         "json.decoder", "json.scanner",

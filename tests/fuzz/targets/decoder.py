@@ -1,9 +1,4 @@
-"""Record batches through the compiled decoder and its source run by the interpreter, which must agree.
-
-The first byte is what the decoder is asked (`OPTIONS`); its highest bit: make length and CRC of the first batch good again.
-"""
-
-from __future__ import annotations
+"""The decoder compiled and not. The first byte: what is asked (`OPTIONS`); its highest bit: seal the first batch again."""
 
 from itertools import islice
 
@@ -16,8 +11,6 @@ _SEALED = 0x80
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     options = {name: value for name, value in OPTIONS[data[0] & 7].items() if name not in ("topic", "partition")}
     records = resealed(data[1:]) if data[0] & _SEALED else data[1:]
     found = outcome(compiled, records, **options)

@@ -1,7 +1,5 @@
 """Fetch responses of every version, and the batch headers in them. The first byte is the version."""
 
-from __future__ import annotations
-
 from kafka.protocol.consumer import FetchResponse
 
 from headrace.connectors.kafka.client.api_versions import API_VERSIONS
@@ -16,8 +14,6 @@ _VERSIONS = API_VERSIONS["Fetch"].highest - MIN_VERSION + 1
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     try:
         answer = parse_fetch_response(memoryview(data)[1:], MIN_VERSION + data[0] % _VERSIONS)
     except CorruptDataError:

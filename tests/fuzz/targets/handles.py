@@ -1,7 +1,5 @@
 """Handles of every sink, as JSON values. The first byte: whose, and which version."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -23,8 +21,6 @@ LISTS = ("kafka_commit_list_v1", "sql_commit_list_v1", "table_commit_list_v1")
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     serializer, version = SERIALIZERS[_NAMES[data[0] & 3]], data[0] >> 2 & 3
     try:
         value = json.loads(data[1:])
@@ -48,9 +44,7 @@ def _seeds() -> dict[str, bytes]:
 
 
 TARGET = Target(
-    "handles",
-    _check,
-    _seeds,
+    "handles", _check, _seeds,
     (
         "headrace.connectors.kafka.write.handles", "headrace.connectors.sql.handles", "headrace.connectors.files.handles",
         "headrace.connectors.tables.handles", "headrace.enumerator.envelope",

@@ -1,9 +1,4 @@
-"""`sasl.jaas.config`, and the properties of a login. The first byte is the mechanism.
-
-What follows: the JAAS text, then properties, each behind a byte 0, its name before the first `=`.
-"""
-
-from __future__ import annotations
+"""A login: the mechanism as the first byte, the JAAS text, then properties, each behind a byte 0, its name before `=`."""
 
 import re
 
@@ -14,13 +9,10 @@ from tests.fuzz.target import Target
 _SECRET = "s3cr3t-0f-n0b0dy"
 _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 _OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
-_MSK = "software.amazon.msk.auth.iam.IAMLoginModule required"
 _TOKENS = "sasl.oauthbearer.token.endpoint.url=https://tokens.example/"
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     jaas, *properties = data[1:].decode("utf-8", "replace").split("\0")
     given = {"sasl.mechanism": _MECHANISMS[data[0] % len(_MECHANISMS)], "sasl.jaas.config": jaas}
     given |= {name: value for name, _, value in (each.partition("=") for each in properties) if name in SASL_PROPERTIES}
@@ -39,7 +31,7 @@ def _seeds() -> dict[str, bytes]:
         "bare": f"\0{_PLAIN} username=u password={_SECRET};".encode(),
         "kerberos": b'\3com.sun.security.auth.module.Krb5LoginModule required useTicketCache=true serviceName="kafka";',
         "client": f'\4{_OAUTH} clientId="i" clientSecret=\'{_SECRET}\' scope="s" extension_a=b;\0{_TOKENS}'.encode(),
-        "msk": f'\5{_MSK} awsProfileName="p" awsRoleArn="arn";'.encode(),
+        "msk": b'\5software.amazon.msk.auth.iam.IAMLoginModule required awsProfileName="p" awsRoleArn="arn";',
         "properties": (
             f"\4{_OAUTH};\0{_TOKENS}\0sasl.oauthbearer.client.secret={_SECRET}\0sasl.oauthbearer.extensions=a=b"
         ).encode(),

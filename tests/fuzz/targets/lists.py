@@ -1,9 +1,4 @@
-"""Durable lists of committables of every sink, the state of a Beam writer, and Kafka's lists in several records.
-
-The first byte states which. A list in several records: they are separated by a byte 0, the first is the head.
-"""
-
-from __future__ import annotations
+"""Durable lists of every sink, and a Beam writer's state. The first byte: which. A list's records are separated by a byte 0."""
 
 import json
 
@@ -24,8 +19,6 @@ _WHERE = "somewhere"
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     which, stored = data[0], data[1:]
     if which & _PARTED:
         head, *parts = stored.split(b"\0")
@@ -59,9 +52,7 @@ def _golden(name: str) -> bytes:
 
 
 TARGET = Target(
-    "lists",
-    _check,
-    _seeds,
+    "lists", _check, _seeds,
     (
         "headrace.connectors.base.commit_list", "headrace.enumerator.envelope", "headrace.runners.beam.shard",
         "headrace.connectors.kafka.write.list_records", "headrace.connectors.kafka.write.handles",

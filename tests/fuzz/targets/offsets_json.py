@@ -1,9 +1,4 @@
-"""The offsets that Spark stores in a query's checkpoint: ours, and the JVM connector's.
-
-The first byte says whether what follows is the whole text, or the part that is ours alone.
-"""
-
-from __future__ import annotations
+"""Offsets in Spark's checkpoints, ours and the JVM connector's. The first byte: the whole text, or our part alone."""
 
 import json
 
@@ -21,8 +16,6 @@ _SHOWN = {"flights": {"0": 123}, "t": {"0": 1}}
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     text = data[1:].decode("utf-8", "replace")
     if data[0] & 1:
         text = json.dumps({**_SHOWN, OURS + _sealed(text): {}})

@@ -1,7 +1,5 @@
 """Addresses: of databases, and of bootstrap servers. The first byte states which."""
 
-from __future__ import annotations
-
 import re
 import warnings
 
@@ -16,8 +14,6 @@ _SECRET = "s3cr3t-0f-n0b0dy"
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     address = data[1:].decode("utf-8", "replace")
     is_secret = not data[0] & 1 and re.fullmatch(rf"[a-z+]+://u:{_SECRET}@[^@]*", address) is not None
     said = ""

@@ -1,7 +1,5 @@
 """`make demo-beam`: it passes, with kills, a savepoint and new partitions on a real Flink."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

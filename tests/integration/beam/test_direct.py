@@ -26,9 +26,10 @@ from headrace.enumerator.errors import UsageError
 from headrace.kafka import KafkaSource, Latest
 from headrace.testing.servers.kafka import add_partitions, create_topic
 from tests.helpers.beam_rig import BeamRun, on_direct
-from tests.helpers.kafka_rig import commit, committed, eventually, transactional, wait_for_end, write, write_records
+from tests.helpers.kafka_rig import commit, committed, transactional, wait_for_end, write, write_records
 from tests.helpers.kafka_tools import created
 from tests.helpers.python_path import python_path
+from tests.helpers.waiting import eventually
 from tests.servers.prism import prism_program
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]

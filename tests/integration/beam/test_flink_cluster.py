@@ -21,10 +21,10 @@ from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 from headrace.enumerator.errors import PeerError, UsageError
 from headrace.testing.servers.flink import FlinkCluster, start_flink
 from headrace.testing.servers.flink.watch import Timeouts
-from tests.helpers.flink_rig import Numbers, eventually, job, kill_and_restart
+from tests.helpers.flink_rig import Numbers, job, kill_and_restart
+from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.flink, pytest.mark.timeout(300)]
-
 CLI = [sys.executable, "-P", "-c", "from headrace.cli import main; main()", "beam"]
 
 
@@ -144,7 +144,6 @@ def command(folder: Path, **environment: str) -> Iterator[subprocess.Popen[str]]
 
 
 def processes_of(folder: Path) -> list[str]:
-    """The command lines, of all processes alive, that name the folder or were started from it."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -170,7 +169,7 @@ def test_the_command_gives_options_says_that_workers_do_not_start_and_leaves_not
         pipeline = beam.Pipeline(options=PipelineOptions(flags))
         counting(tmp_path)(pipeline)
         pipeline.run()
-        eventually(lambda: "injected: this worker cannot start" in (temporary / "stderr").read_text(), 120)
+        eventually(lambda: "injected: this worker cannot start" in (temporary / "stderr").read_text(), seconds=120)
         assert "has waited 5 s for its Python workers" in (temporary / "stderr").read_text()
         assert list(temporary.rglob("blob_*")) == []  # the job server's jars would be: 170 uploads, 15 s
         assert len(processes_of(temporary)) > 5

@@ -21,12 +21,12 @@ from headrace.kafka import At
 from headrace.testing.servers.flink import FlinkCluster
 from headrace.testing.servers.kafka import add_partitions, create_topic
 from tests.helpers.beam_jobs import Counted, Flow, OracleResult, Witness
-from tests.helpers.flink_rig import eventually, job, kill_and_restart
+from tests.helpers.flink_rig import job, kill_and_restart
 from tests.helpers.kafka_rig import committed
 from tests.helpers.kafka_tools import created, produce
+from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.flink, pytest.mark.timeout(420)]
-
 RESTORED_S = 120.0
 
 
@@ -58,24 +58,21 @@ class Pipeline:
             self.flow.add(topic, partition)
 
     def add(self, topic: str, partition: int) -> None:
-        """One more partition, and records in it."""
         add_partitions(self.bootstrap, topic, partition + 1)
         self.flow.add(topic, partition)
 
     def positions(self) -> dict[str, int]:
-        """By partition, the group's offsets, where there are any."""
         partitions = list(self.flow.partitions)
         offsets = committed(self.bootstrap, self.group, *partitions)
         named = zip((f"{topic}-{partition}" for topic, partition in partitions), offsets, strict=True)
         return {name: offset for name, offset in named if offset is not None}
 
     def reads(self, partition: str) -> None:
-        """Wait until a partition's first record came, in order."""
-        eventually(lambda: partition in self.witness.outcomes(), RESTORED_S)
+        eventually(lambda: partition in self.witness.outcomes(), seconds=RESTORED_S)
 
     def assert_never_ahead(self, published: dict[str, int], since_s: float) -> None:
         """Wait until every partition is read again; where it started is not behind what the group had been reported."""
-        eventually(lambda: published.keys() <= self.witness.first_since(since_s).keys(), RESTORED_S)
+        eventually(lambda: published.keys() <= self.witness.first_since(since_s).keys(), seconds=RESTORED_S)
         restored = self.witness.first_since(since_s)
         ahead = {name: (offset, restored[name]) for name, offset in published.items() if offset > restored[name]}
         assert not ahead, f"the group's offsets are ahead of where the job was restored: {ahead}"
@@ -84,11 +81,11 @@ class Pipeline:
         """The flow stops; then everything written has come, once, in order, as the job's state has it."""
         written = self.flow.stop()
         expected = {name: OracleResult(count, 0) for name, count in written.items()}
-        eventually(lambda: self.witness.outcomes() == expected, RESTORED_S)
+        eventually(lambda: self.witness.outcomes() == expected, seconds=RESTORED_S)
 
     def assert_published_to_the_end(self) -> None:
         """What is read is published in the end, though nothing more comes."""
-        eventually(lambda: self.positions() == {name: v.count for name, v in self.witness.outcomes().items()}, RESTORED_S)
+        eventually(lambda: self.positions() == {n: v.count for n, v in self.witness.outcomes().items()}, seconds=RESTORED_S)
 
 
 @pytest.fixture
@@ -143,7 +140,7 @@ def test_a_savepoint_and_a_new_submission_that_reads_one_more_topic(flink: Flink
     with job(flink, pipeline.build(old, new), savepoint=savepoint):
         pipeline.assert_never_ahead(published, since_s)
         before = [f"{old}-{partition}" for partition in range(2)]
-        eventually(lambda: pipeline.witness.first_since(since_s).keys() >= set(before), RESTORED_S)
+        eventually(lambda: pipeline.witness.first_since(since_s).keys() >= set(before), seconds=RESTORED_S)
         assert all(pipeline.witness.first_since(since_s)[name] > 0 for name in before)
         pipeline.reads(f"{old}-2")
         pipeline.reads(f"{new}-0")
@@ -155,10 +152,10 @@ def test_a_bounded_read_ends_at_its_stop_and_a_restore_reads_none_of_it_again(fl
     produce(pipeline.bootstrap, name, {partition: [b"x"] * 2 * stop for partition in range(2)})
     expected = {f"{name}-{partition}": OracleResult(stop, 0) for partition in range(2)}
     with job(flink, pipeline.build_until(stop, name)) as job_id:
-        eventually(lambda: pipeline.witness.outcomes() == expected, RESTORED_S)
+        eventually(lambda: pipeline.witness.outcomes() == expected, seconds=RESTORED_S)
         # the last positions, too, though no later bundle of these partitions reads anything (Beam #26884)
         ends = [(name, partition) for partition in range(2)]
-        eventually(lambda: committed(pipeline.bootstrap, pipeline.group, *ends) == [stop, stop], RESTORED_S)
+        eventually(lambda: committed(pipeline.bootstrap, pipeline.group, *ends) == [stop, stop], seconds=RESTORED_S)
         flink.wait_checkpoint(job_id)
         since_s = time.time()
         kill_and_restart(flink, job_id)
@@ -173,7 +170,6 @@ def test_each_slot_has_a_reader(flink: FlinkCluster, pipeline: Pipeline, topic):
     pipeline.create(name, partitions=6)
 
     def elements(job_id: str) -> list[int]:
-        """How many each subtask of the reading stage was given."""
         details = flink.rest._ask("GET", f"/jobs/{job_id}")
         (vertex,) = (vertex for vertex in details["vertices"] if "{ReadFromKafka," in vertex["name"])
         subtasks = flink.rest._ask("GET", f"/jobs/{job_id}/vertices/{vertex['id']}")["subtasks"]
@@ -201,6 +197,6 @@ def test_windows_of_create_time_close_though_a_partition_is_empty(flink: FlinkCl
         return windows | beam.combiners.Count.Globally().without_defaults() | beam.ParDo(Counted(pipeline.witness.path))
 
     with job(flink, build):
-        eventually(lambda: len(pipeline.witness.windows()) >= 3, RESTORED_S)
+        eventually(lambda: len(pipeline.witness.windows()) >= 3, seconds=RESTORED_S)
         written = sum(pipeline.flow.stop().values())
-        eventually(lambda: sum(pipeline.witness.windows().values()) == written, RESTORED_S)
+        eventually(lambda: sum(pipeline.witness.windows().values()) == written, seconds=RESTORED_S)

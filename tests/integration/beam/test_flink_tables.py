@@ -13,11 +13,11 @@ from benchmarks.tables_soak import Reader
 from headrace.beam import WriteExactlyOnce
 from headrace.delta import DeltaSink
 from headrace.testing.servers.flink import FlinkCluster
-from tests.helpers.flink_rig import Numbers, eventually, job, kill_and_restart
+from tests.helpers.flink_rig import Numbers, job, kill_and_restart
 from tests.helpers.table_rig import delta_paths
+from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.flink, pytest.mark.timeout(300)]
-
 SCHEMA = pa.schema([("number", pa.int64())])
 
 
@@ -45,7 +45,6 @@ class Table:
         return [number for (number,) in rows]
 
     def seen(self) -> int:
-        """How many; none twice."""
         numbers = self.numbers()
         assert len(numbers) == len(set(numbers))
         return len(numbers)
@@ -83,7 +82,7 @@ def test_each_row_is_in_the_table_once_after_a_kill_a_savepoint_and_a_new_submis
         assert table.seen() < end, "nothing is left for after the savepoint"
         savepoint = flink.savepoint(first)
     with job(flink, table.written_by(end), savepoint=savepoint):
-        eventually(lambda: table.seen() == end, 120)
+        eventually(lambda: table.seen() == end, seconds=120)
         assert table.numbers() == list(range(end))
-        eventually(lambda: table.files_of_nobody() == set(), 90)
+        eventually(lambda: table.files_of_nobody() == set(), seconds=90)
     assert (tmp_path / "begun").read_text() == "begun\n"

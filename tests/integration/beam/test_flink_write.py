@@ -19,15 +19,14 @@ from headrace.kafka import Earliest
 from headrace.testing.servers.flink import FlinkCluster
 from headrace.testing.servers.kafka import BrokerCluster, create_topic
 from tests.helpers import flink_rig as rig
-from tests.helpers.flink_rig import Numbers, eventually, frozen_workers, job, kill_and_restart, python_workers
+from tests.helpers.flink_rig import Numbers, frozen_workers, job, kill_and_restart, python_workers
 from tests.helpers.kafka_rig import write_records
 from tests.helpers.kafka_tools import created
 from tests.helpers.sink_rig import read_all, read_pairs
+from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.flink, pytest.mark.broker, pytest.mark.timeout(600)]
-
 END = 1500
-PER_CALL = 50
 KEYS = 5
 
 
@@ -37,7 +36,7 @@ def key_of(number: int) -> bytes | None:
 
 def writing(folder: Path, bootstrap: str, topic: str, **arguments: object) -> Callable[[beam.Pipeline], None]:
     def build(pipeline: beam.Pipeline) -> None:
-        numbers = pipeline | beam.Impulse() | beam.ParDo(Numbers(str(folder / "begun"), end=END, per_call=PER_CALL))
+        numbers = pipeline | beam.Impulse() | beam.ParDo(Numbers(str(folder / "begun"), end=END, per_call=50))
         keyed = beam.Map(lambda number: (key_of(number), b"%08d" % number))
         pairs = numbers | keyed.with_output_types(tuple[bytes | None, bytes])
         _ = pairs | WriteToKafka({"bootstrap.servers": bootstrap}, topic, **arguments)
@@ -90,7 +89,7 @@ def test_each_record_is_seen_once_through_kills_a_zombie_and_a_savepoint_and_in_
             assert zombies < python_workers(flink)
         savepoint = rig.savepoint_at_last(flink, first)  # what zombies do may fail the job again
     with job(flink, build, savepoint=savepoint):
-        eventually(lambda: seen() == END, 120)
+        eventually(lambda: seen() == END, seconds=120)
         assert read_all(bootstrap, name) == all_numbers()
         eventually(lambda: open_transactions(bootstrap, prefix) == [])
     # Whether a kill finds a transaction without a checkpoint is chance; test_beam_shard.py makes each such crash happen
@@ -134,7 +133,7 @@ def test_bad_records_among_good_ones_are_dead_letters_and_each_is_seen_once_thro
         eventually(lambda: len(seen("read_uncommitted")) > len(seen()))  # written, and not committed yet
         kill_and_restart(flink, running)
         more()
-        eventually(lambda: len(seen()) >= written, 120)
+        eventually(lambda: len(seen()) >= written, seconds=120)
         assert seen() == sorted(f"bad {n}" if n % 5 == 0 else f'{{"n":{n}}}' for n in range(written))
 
 
@@ -145,4 +144,4 @@ def test_at_least_once_loses_nothing_through_a_kill(flink, broker, topic, tmp_pa
     with job(flink, writing(tmp_path, bootstrap, name)) as running:
         eventually(lambda: read_all(bootstrap, name))
         kill_and_restart(flink, running)
-        eventually(lambda: sorted(set(read_all(bootstrap, name))) == all_numbers(), 120)
+        eventually(lambda: sorted(set(read_all(bootstrap, name))) == all_numbers(), seconds=120)

@@ -35,7 +35,6 @@ class Runner:
         self.now_s = 0.0
 
     def call(self, values: Sequence[str] = ()) -> None:
-        """A bundle with one call."""
         data = RecordBatchCoder().encode(rows(values)) if values else b""
         call = self.shard.call(self.state, self.now_s, has_rows=bool(values))
         returned = _Performer(self.sink, self.job, data, self.process).perform(call)
@@ -44,7 +43,6 @@ class Runner:
             self.outstanding.append(partial(call.handle, BundleFinalised()))
 
     def checkpointed(self) -> None:
-        """A checkpoint completes, and the runner finalises."""
         serializer = ShardStateSerializer(self.sink.handles)
         self.checkpoint = serializer.deserialize(serializer.serialize(self.state), "the checkpoint")
         outstanding, self.outstanding = self.outstanding, []
@@ -52,7 +50,6 @@ class Runner:
             finalised()
 
     def restored(self) -> None:
-        """Another process continues from the checkpoint."""
         self.state, self.shard, self.outstanding = self.checkpoint, Shard(), []
         self.process += 1
 

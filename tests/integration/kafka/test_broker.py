@@ -1,7 +1,5 @@
 """The broker harness against the real thing: it starts, takes faults, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -19,27 +17,21 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError
 from kafka.net.compat import KafkaNetClient
-from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
 from headrace.enumerator.errors import PeerError, UsageError
 from headrace.testing.servers.kafka import BrokerCluster, add_partitions, create_topic, delete_topic, start_broker
 from headrace.testing.servers.kafka.metadata import ask
 from headrace.testing.servers.ports import Ports, is_listening, reserved_ports
 from tests.helpers.kafka_tools import created
+from tests.helpers.waiting import eventually
 
 OWN = "HEADRACE_BOOTSTRAP"
 USERS = {"alice": "alice-secret", "bob": "bob's secret; 100%"}
 CLI = [sys.executable, "-P", "-c", "from headrace.cli import main; main()", "broker"]
-
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 
 
-def eventually(condition: Callable[[], Any]) -> None:
-    Retrying(retry=retry_if_not_result(bool), stop=stop_after_delay(30), wait=wait_fixed(0.05))(condition)
-
-
 def processes_of(directory: Path) -> list[str]:
-    """The command lines, of all processes alive, that name the directory."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -285,13 +277,10 @@ def test_the_first_port_can_be_chosen(own: None) -> None:
             pass
 
 
-@pytest.mark.parametrize(
-    ("wish", "message"),
-    [
-        ({"brokers": 0}, "at least 1"), ({"security": ["TLS"]}, "unknown security"),
-        ({"security": ["SASL_SSL"]}, "needs users"), ({"security": ["SASL_SSL"], "users": {"alice": 'a"b'}}, "alice"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("wish", "message"), [
+    ({"brokers": 0}, "at least 1"), ({"security": ["TLS"]}, "unknown security"), ({"security": ["SASL_SSL"]}, "needs users"),
+    ({"security": ["SASL_SSL"], "users": {"alice": 'a"b'}}, "alice"),
+])  # fmt: skip
 def test_wishes_that_cannot_be_met_are_refused(own: None, wish: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message), start_broker(**wish):
         pass

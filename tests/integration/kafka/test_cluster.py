@@ -21,6 +21,7 @@ from headrace.runners.waiting import wait_until
 from headrace.testing.servers.kafka import BrokerCluster, create_topic, delete_topic
 from tests.helpers.kafka_rig import transactional
 from tests.helpers.kafka_tools import created, produce
+from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.broker
 
@@ -107,9 +108,7 @@ def test_latest_under_read_committed_is_the_last_stable_offset(broker, kafka, to
     assert kafka.list_offsets({tp: Latest()}, Isolation.READ_COMMITTED)[tp].offset == 0
     assert kafka.list_offsets({tp: Latest()}, Isolation.READ_UNCOMMITTED)[tp].offset == 1
     producer.commit_transaction(30)
-    deadline = time.monotonic() + 20
-    while kafka.list_offsets({tp: Latest()}, Isolation.READ_COMMITTED)[tp].offset != 2:
-        assert time.monotonic() < deadline, "the commit marker never became stable"
+    eventually(lambda: kafka.list_offsets({tp: Latest()}, Isolation.READ_COMMITTED)[tp].offset == 2, "no stable marker")
 
 
 def test_where_a_leader_epoch_ends(broker, kafka, topic):
@@ -147,9 +146,7 @@ def test_offsets_of_a_group_with_live_members_cannot_be_committed_from_outside(b
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group, "auto.offset.reset": "earliest"})
     try:
         consumer.subscribe([name])
-        deadline = time.monotonic() + 60
-        while consumer.poll(0.2) is None:
-            assert time.monotonic() < deadline, "the consumer never joined"
+        eventually(lambda: consumer.poll(0.2) is not None, "the consumer never joined")
         with pytest.raises(GroupInUseError, match="live members"):
             kafka.commit_offsets(group, {(name, 0): CommittedOffset(1)})
     finally:

@@ -1,7 +1,5 @@
 """Dead letters put back to a real Kafka by processes that are killed in the middle."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """What the encoder makes, through a broker: Kafka checks and unpacks the batches, and librdkafka reads them."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 
@@ -17,11 +15,9 @@ from headrace.connectors.kafka.format.encode import Codec, EncodedBatch, RecordE
 from tests.helpers.kafka_tools import created
 
 pytestmark = pytest.mark.broker
-
 PARTITIONS = 3
 NOW = 1_760_000_000_000
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-
 Record = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None, int]
 """Key, value, headers, timestamp."""
 
@@ -45,12 +41,10 @@ def some_records(count: int) -> list[Record]:
 def to_arrow(records: list[Record]) -> pa.RecordBatch:
     keys, values, headers, times = zip(*records, strict=True)
     listed = [each and [{"key": key, "value": value} for key, value in each] for each in headers]
-    return pa.RecordBatch.from_pydict(
-        {
-            "key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary()), "headers": pa.array(listed, HEADERS),
-            "timestamp": pa.array(times, pa.timestamp("ms", "UTC")),
-        }
-    )  # fmt: skip
+    return pa.RecordBatch.from_pydict({
+        "key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary()), "headers": pa.array(listed, HEADERS),
+        "timestamp": pa.array(times, pa.timestamp("ms", "UTC")),
+    })  # fmt: skip
 
 
 def produce(kafka: KafkaCluster, topic: str, batch: EncodedBatch) -> int:

@@ -21,9 +21,9 @@ from headrace.enumerator.errors import DataLossError
 from headrace.testing.servers.kafka import BrokerCluster, create_topic, delete_topic
 from tests.helpers import kafka_rig as rig
 from tests.helpers.kafka_tools import Proxy, created, produce, proxy_to
+from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.broker
-
 TIMEOUT_S = 120.0
 SMALL_BATCHES = {"batch.size": 10_000}  # so that a topic is not read by a handful of requests
 
@@ -77,14 +77,12 @@ def values(partitions: int, count: int, size: int = 100) -> dict[int, list[bytes
 
 
 def filled(cluster: BrokerCluster, topic: Callable[[], str], partitions: int, count: int, size: int = 100, **settings):
-    """A new topic and what is in it, by partition."""
     name, written = created(cluster.bootstrap, topic, partitions=partitions), values(partitions, count, size)
     produce(cluster.bootstrap, name, written, **settings)
     return name, written
 
 
 def whole(kafka: KafkaCluster, topic: str) -> list[FetchFrom]:
-    """All of a topic, from offset 0 to its present end."""
     found = kafka.topics([topic])[topic]
     ends = kafka.list_offsets({(topic, p): Latest() for p in found.partitions}, Isolation.READ_UNCOMMITTED)
     return [FetchFrom(topic, p, 0, topic_id=found.topic_id, stop=ends[topic, p].offset) for p in found.partitions]
@@ -317,8 +315,6 @@ def test_a_deleted_topic_is_data_loss(broker, kafka, topic):
 
 
 class ThroughProxy(KafkaCluster):
-    """Fetches go through a proxy; the control plane does not."""
-
     proxy: Proxy
 
     def lease(self, broker: Broker) -> Connection:
@@ -365,9 +361,7 @@ def test_closing_wakes_a_fetch_that_waits(broker, topic):
     name = created(broker.bootstrap, topic)
     with CountingCluster(config(broker, fetch_max_wait_ms=60_000, request_timeout_ms=60_000)) as kafka:
         fetcher = Fetcher(kafka, [FetchFrom(name, 0, 0)])
-        deadline = time.monotonic() + TIMEOUT_S
-        while not kafka.fetches:
-            assert time.monotonic() < deadline
+        eventually(lambda: kafka.fetches)
         fetching = threading.active_count()
         started = time.monotonic()
         fetcher.close()

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
-
 LASTING_MS = 120_000
 TASKS = 2
 

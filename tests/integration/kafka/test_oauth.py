@@ -1,7 +1,5 @@
 """Bearer tokens against Kafka's own validator, which fetches the keys from an authority of the test's."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

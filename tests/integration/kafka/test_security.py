@@ -19,12 +19,11 @@ from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import MetadataRequest
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFrom
 from headrace.enumerator.errors import AuthenticationError, CorruptDataError, is_retriable
-from headrace.testing.servers.kafka import BrokerCluster, start_broker
+from headrace.testing.servers.kafka import start_broker
 from headrace.testing.servers.kafka.security import make_certificates
 from tests.helpers.kafka_tools import created, produce
 
 pytestmark = pytest.mark.broker
-
 USER, PASSWORD = "alice", "s;e'c r#et-hunter2"
 SESSION_MS = 3000
 MODULES = {"PLAIN": "plain.PlainLoginModule"}
@@ -40,9 +39,7 @@ def secured():
         yield cluster
 
 
-def client(
-    cluster: BrokerCluster, protocol: str, mechanism: str = "PLAIN", password: str = PASSWORD, **more: str
-) -> ClientConfig:
+def client(cluster, protocol: str, mechanism: str = "PLAIN", password: str = PASSWORD, **more: str) -> ClientConfig:
     quoted = password.replace("\\", "\\\\").replace('"', '\\"')
     assert cluster.certificates is not None
     return ClientConfig.from_properties(

@@ -1,7 +1,5 @@
 """The Kafka sink on real brokers, under both versions of the transaction protocol: commit, kill, recover, repair, fence."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -30,7 +28,6 @@ from tests.helpers.python_path import python_path
 from tests.helpers.sink_rig import committer, die_in_commit, eventually, kafka_sink, ongoing, prepared, read_all, rows
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
-
 JOB = "job"
 
 

@@ -1,7 +1,5 @@
 """KafkaSource against a real broker: where it starts, where it stops, and what it finds between."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -25,14 +23,10 @@ def timed(bootstrap, topic):
 
 
 # --- start ----------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("start", "first"),
-    [
-        (Earliest(), 0), (At(0), 0), (At(4), 4), (At(9), 9), (At(10), 10), (Timestamp(0), 0), (Timestamp(1_003_000), 3),
-        (Timestamp(1_003_001), 4), (Timestamp(1_009_001), 10), (Latest(), 10),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("start", "first"), [
+    (Earliest(), 0), (At(0), 0), (At(4), 4), (At(9), 9), (At(10), 10), (Timestamp(0), 0), (Timestamp(1_003_000), 3),
+    (Timestamp(1_003_001), 4), (Timestamp(1_009_001), 10), (Latest(), 10),
+], ids=str)  # fmt: skip
 def test_a_start_position_is_where_reading_starts(bootstrap, timed, start, first):
     source = KafkaSource(bootstrap, partitions={timed: [0]}, start=start, stop=Latest())
     assert read_all(source) == [(timed, 0, n, TEN[n]) for n in range(first, 10)]
@@ -87,14 +81,10 @@ def test_what_does_not_exist_is_refused_by_name(bootstrap, timed, topic):
 
 
 # --- stop -----------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("stop", "end"),
-    [
-        (Latest(), 10), (At(0), 0), (At(6), 6), (At(10), 10), (Timestamp(1_002_500), 3), (Timestamp(0), 0),
-        (Timestamp(2_000_000), 10),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("stop", "end"), [
+    (Latest(), 10), (At(0), 0), (At(6), 6), (At(10), 10), (Timestamp(1_002_500), 3), (Timestamp(0), 0),
+    (Timestamp(2_000_000), 10),
+], ids=str)  # fmt: skip
 def test_a_stop_is_where_reading_ends(bootstrap, timed, stop, end):
     source = KafkaSource(bootstrap, partitions={timed: [0]}, stop=stop)
     assert read_all(source) == [(timed, 0, n, TEN[n]) for n in range(end)]

@@ -1,7 +1,5 @@
 """KafkaSource against a real broker that deletes, re-creates, compacts, dies, gives corrupt bytes; and restores anywhere."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 
@@ -13,8 +11,9 @@ from headrace.enumerator.errors import CorruptDataError, DataLossError
 from headrace.kafka import At, Committed, KafkaSource, Latest
 from headrace.testing.servers.kafka import create_topic, delete_topic
 from tests.helpers import kafka_rig as rig
-from tests.helpers.kafka_rig import ONE_BATCH_PER_FETCH, TEN, Reading, committed, eventually, read_all, write, write_batches
+from tests.helpers.kafka_rig import ONE_BATCH_PER_FETCH, TEN, Reading, committed, read_all, write, write_batches
 from tests.helpers.kafka_tools import created, set_config
+from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 

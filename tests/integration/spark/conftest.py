@@ -50,7 +50,6 @@ def topics(broker: BrokerCluster, topic: Callable[[], str]) -> Topics:
 
 @pytest.fixture
 def query(spark: SparkSession, tmp_path: Path) -> Iterator[Query]:
-    """A streaming query with its own checkpoint."""
     from tests.helpers.spark_tools import Query
 
     started = Query(spark, tmp_path / "checkpoint")
@@ -60,5 +59,4 @@ def query(spark: SparkSession, tmp_path: Path) -> Iterator[Query]:
 
 @pytest.fixture
 def numbers(topics: Topics) -> str:
-    """A topic of 0 to 99."""
     return topics.numbered(2, 50)

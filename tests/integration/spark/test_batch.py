@@ -28,7 +28,6 @@ def values(frame):
 
 @pytest.fixture
 def filled(topics):
-    """Three partitions with 0-9, 10-19, 20-29."""
     return topics.numbered(3, 10)
 
 
@@ -110,7 +109,6 @@ def test_an_empty_topic_has_no_rows(read, topics):
 class TestTimestamps:
     @pytest.fixture
     def timed(self, topics):
-        """Records 0-4, a second apart, in each of two partitions."""
         topic = topics.create(2)
         for number in range(5):
             for partition in range(2):
@@ -143,7 +141,6 @@ class TestTimestamps:
 class TestIsolation:
     @pytest.fixture
     def transacted(self, topics):
-        """Committed 0-4, aborted 5-9, committed 10-14."""
         topic = topics.create()
         for first, commit in ((0, True), (5, False), (10, True)):
             with topics.transaction() as producer:
@@ -187,14 +184,10 @@ class TestColumns:
         (row,) = read(topic, schema="headers array<struct<key:string,value:binary>>").collect()
         assert row["headers"][0]["value"] == b"b"
 
-    @pytest.mark.parametrize(
-        ("schema", "message"),
-        [
-            ("valu binary", "cannot read valu binary"),
-            ("value string", "cannot read value string"),
-            ("value binary not null", "cannot read value binary not null"),
-        ],
-    )
+    @pytest.mark.parametrize(("schema", "message"), [
+        ("valu binary", "cannot read valu binary"), ("value string", "cannot read value string"),
+        ("value binary not null", "cannot read value binary not null"),
+    ])  # fmt: skip
     def test_others_are_refused_with_those_there_are(self, read, filled, schema, message):
         with pytest.raises(AnalysisException, match=rf"{message}; it may hold these columns.*timestampType int"):
             read(filled, schema=schema).collect()
@@ -221,21 +214,18 @@ class TestFilters:
         yield
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
-    @pytest.mark.parametrize(
-        ("condition", "holds"),
-        [
-            ("partition = 1", lambda partition, offset: partition == 1),
-            ("partition <> 1", lambda partition, offset: partition != 1),
-            ("partition in (0, 5)", lambda partition, offset: partition == 0),
-            ("topic like 'test%'", lambda partition, offset: True), ("topic = 'another'", lambda partition, offset: False),
-            ("offset >= 2 and offset < 4", lambda partition, offset: 2 <= offset < 4),
-            ("offset = 3", lambda partition, offset: offset == 3), ("offset > 100", lambda partition, offset: False),
-            ("offset < -1", lambda partition, offset: False), ("offset in (1, 4)", lambda partition, offset: offset in (1, 4)),
-            ("offset <> 2", lambda partition, offset: offset != 2),
-            ("value = cast('3' as binary)", lambda partition, offset: (partition, offset) == (0, 3)),
-            ("partition = 0 or offset = 1", lambda partition, offset: partition == 0 or offset == 1),
-        ],
-    )  # fmt: skip
+    @pytest.mark.parametrize(("condition", "holds"), [
+        ("partition = 1", lambda partition, offset: partition == 1),
+        ("partition <> 1", lambda partition, offset: partition != 1),
+        ("partition in (0, 5)", lambda partition, offset: partition == 0),
+        ("topic like 'test%'", lambda partition, offset: True), ("topic = 'another'", lambda partition, offset: False),
+        ("offset >= 2 and offset < 4", lambda partition, offset: 2 <= offset < 4),
+        ("offset = 3", lambda partition, offset: offset == 3), ("offset > 100", lambda partition, offset: False),
+        ("offset < -1", lambda partition, offset: False), ("offset in (1, 4)", lambda partition, offset: offset in (1, 4)),
+        ("offset <> 2", lambda partition, offset: offset != 2),
+        ("value = cast('3' as binary)", lambda partition, offset: (partition, offset) == (0, 3)),
+        ("partition = 0 or offset = 1", lambda partition, offset: partition == 0 or offset == 1),
+    ])  # fmt: skip
     def test_by_place(self, read, timed, condition, holds):
         frame = read(timed).where(condition)
         assert values(frame) == [str(p * 10 + o) for p in range(2) for o in range(6) if holds(p, o)]

@@ -58,15 +58,10 @@ def numbers_source(count: int, kill: Path | None = None, kill_at: int = 0, fail_
 NUMBER = pa.schema([("number", pa.int64())])
 
 
-@pytest.mark.parametrize(
-    ("make", "schema", "rows"),
-    [
-        (beam_files.text, None, [{"value": line} for line in beam_files.LINES]),
-        (beam_files.parquet, beam_files.SCHEMA, beam_files.ROWS),
-        (beam_files.avro, beam_files.SCHEMA, beam_files.ROWS),
-    ],
-    ids=["text", "parquet", "avro"],
-)
+@pytest.mark.parametrize(("make", "schema", "rows"), [
+    (beam_files.text, None, [{"value": line} for line in beam_files.LINES]),
+    (beam_files.parquet, beam_files.SCHEMA, beam_files.ROWS), (beam_files.avro, beam_files.SCHEMA, beam_files.ROWS),
+], ids=["text", "parquet", "avro"])  # fmt: skip
 def test_what_beam_reads_is_a_frame(spark, tmp_path, make, schema, rows):
     frame = read_source(spark, BeamSource(make(tmp_path / "data"), schema, bundle_bytes=BUNDLE_BYTES))
     assert frame.rdd.getNumPartitions() > 2

@@ -1,7 +1,5 @@
 """Queries of a real Spark that continue from copies of a checkpoint: what their sinks hold then. In front of the fake Kafka."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 

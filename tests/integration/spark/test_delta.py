@@ -1,7 +1,5 @@
 """The Delta sink as `format("headrace")`: a query and its restart, and batch writes, into a table that the first one makes."""
 
-from __future__ import annotations
-
 import pytest
 from deltalake import DeltaTable
 from pyspark.errors import PySparkException

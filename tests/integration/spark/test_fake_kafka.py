@@ -201,18 +201,10 @@ def test_typed_values_of_a_registry_are_rows_in_a_batch_and_in_a_stream_that_con
 
 
 TIMES = [
-    "2020-07-01T12:00:00",
-    "2020-07-01",
-    "2020-07-01 12:00",
-    "2020-07-01T12:00:00Z",
-    "2020-07-01T12:00:00.1234567",
-    "2020-07-01T12:00:00.123456789-05:00",
-    "1969-12-31T23:59:59.9999999Z",
-    "2026-03-08T02:30:00",
-    "2026-11-01T01:30:00",
-    "1850-01-01T00:00:00",
-    "2020-07-01T25:00:00",
-]
+    "2020-07-01T12:00:00", "2020-07-01", "2020-07-01 12:00", "2020-07-01T12:00:00Z", "2020-07-01T12:00:00.1234567",
+    "2020-07-01T12:00:00.123456789-05:00", "1969-12-31T23:59:59.9999999Z", "2026-03-08T02:30:00", "2026-11-01T01:30:00",
+    "1850-01-01T00:00:00", "2020-07-01T25:00:00",
+]  # fmt: skip
 
 
 def test_json_times_are_those_of_from_json_in_the_sessions_zone(spark, kafka, query):
@@ -270,14 +262,12 @@ def test_a_registrys_secret_by_reference_is_in_no_plan_no_checkpoint_and_no_erro
 
 FLIGHT_PROTO = 'syntax = "proto3"; message Flight { string carrier = 1; optional int32 delay = 2; repeated string legs = 3; }'
 FLIGHT_JSON = {
-    "type": "object",
-    "required": ["carrier", "legs"],
+    "type": "object", "required": ["carrier", "legs"],
     "properties": {
-        "carrier": {"type": "string"},
-        "delay": {"type": ["null", "integer"]},
+        "carrier": {"type": "string"}, "delay": {"type": ["null", "integer"]},
         "legs": {"type": "array", "items": {"type": "string"}},
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -296,10 +286,8 @@ def test_protobuf_and_json_of_a_registry_are_written_and_read_as_rows(spark, kaf
         frame = spark.read.format("headrace").options(**options).load()
         found = frame.selectExpr("value.*", "badValue").orderBy("delay").collect()
         assert [tuple(row) for row in found] == [
-            (None, None, None, bytearray(b"bad")),
-            ("UA", 0, ["Rome", "Oslo"], None),
-            ("UA", 1, ["Rome", "Oslo"], None),
-        ]
+            (None, None, None, bytearray(b"bad")), ("UA", 0, ["Rome", "Oslo"], None), ("UA", 1, ["Rome", "Oslo"], None),
+        ]  # fmt: skip
         only = spark.read.format("headrace").options(**{**options, "onBadRecord": "skip"})
         delays = only.schema(f"value struct<delay {number}>").load().collect()
         assert sorted(row.value.delay for row in delays) == [0, 1]

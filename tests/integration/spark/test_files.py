@@ -1,13 +1,11 @@
 """The file sink and Spark: exactly once as `format("headrace")`; what Spark gives it reads back, and published files only."""
 
-from __future__ import annotations
-
 import pytest
 from pyspark.errors import PySparkException
 
 from headrace.connectors.files import FileFormat, FileSink
 from tests.helpers.file_rig import job_committer, left_over, prepared, published
-from tests.helpers.sink_drivers import finish_driver, kill_driver
+from tests.helpers.spark_jobs import finish_driver, kill_driver
 
 COLUMNS = {
     "flag": "true", "byte": "-128Y", "short": "32767S", "integer": "-2147483648", "long": "9223372036854775807L",
@@ -67,15 +65,11 @@ class TestBatch:
             write(spark.range(number, number + 1), tmp_path / "out", txnAppId="app", txnVersion=str(number))
         assert ids_in(spark, tmp_path / "out") == [0, 1]
 
-    @pytest.mark.parametrize(
-        ("options", "complaint"),
-        [
-            ({"fileFormat": "orc"}, "must be parquet or json, not 'orc'"),
-            ({"compresion": "zstd"}, "did you mean 'compression'"),
-            ({"connector": "file"}, "must be one of kafka, sql, files, delta, iceberg, not 'file'"),
-            ({"mode": "overwrite"}, "Overwrite not allowed for connector 'files'"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "complaint"), [
+        ({"fileFormat": "orc"}, "must be parquet or json, not 'orc'"), ({"compresion": "zstd"}, "did you mean 'compression'"),
+        ({"connector": "file"}, "must be one of kafka, sql, files, delta, iceberg, not 'file'"),
+        ({"mode": "overwrite"}, "Overwrite not allowed for connector 'files'"),
+    ])  # fmt: skip
     def test_what_is_wrong_is_refused_by_name(self, spark, tmp_path, options, complaint):
         named = {"connector": "files", "mode": "append", **options}
         mode = named.pop("mode")

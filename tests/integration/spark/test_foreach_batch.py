@@ -14,7 +14,7 @@ from headrace.files import FileSink
 from headrace.testing import FakeKafka
 from tests.helpers.databases import postgresql
 from tests.helpers.file_rig import visible
-from tests.helpers.sink_drivers import finish_driver, kill_driver
+from tests.helpers.spark_jobs import finish_driver, kill_driver
 from tests.helpers.sql_rig import SqlRig
 
 NUMBERS = 100

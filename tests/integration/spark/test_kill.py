@@ -4,80 +4,32 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from headrace.runners.spark_processes.spark_archive import archive_at_hand
+from headrace.runners.spark_processes.spark_archive import archive_of_spark
 from headrace.spark.kafka_offsets import OURS
 from tests.helpers.envelopes import body_of
-from tests.helpers.spark_tools import ROOT
+from tests.helpers.spark_jobs import SparkJob
 
 pytestmark = pytest.mark.timeout(900)  # more than all that it waits for
 
-DRIVER = ROOT / "tests" / "helpers" / "spark_driver.py"
 
-
-class Driver:
-    """A driver process in its own process group."""
-
-    def __init__(self, out: Path, **arguments) -> None:
-        self.out = out
-        archive_at_hand()
-        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
-        self._log = (out / "driver.log").open("ab")
-        command = [
-            sys.executable,
-            str(DRIVER),
-            json.dumps({**arguments, "out": str(out), "checkpoint": str(out / "checkpoint")}),
-        ]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, start_new_session=True, stdout=self._log, stderr=subprocess.STDOUT
-        )
-
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 240) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert self.process.poll() is None, self.log()
-            assert time.monotonic() < deadline, self.log()
-            time.sleep(0.02)
+class Driver(SparkJob):
+    script = "spark_driver.py"
 
     def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        assert self.process.wait(60) == -signal.SIGKILL
-        self._log.close()
-
-    def finish(self) -> None:
-        try:
-            assert self.process.wait(300) == 0, self.log()
-        finally:
-            self.end()
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(60)
-        self._log.close()
-
-    def log(self) -> str:
-        return (self.out / "driver.log").read_text()[-4000:]
+        os.killpg(self._process.pid, signal.SIGKILL)
+        assert self.wait() == -signal.SIGKILL
 
 
 @pytest.fixture
 def start(tmp_path):
-    started = []
-
-    def start(**arguments):
-        started.append(Driver(tmp_path, **arguments))
-        return started[-1]
-
-    yield start
-    for driver in started:
-        driver.end()
+    archive_of_spark().at_hand()
+    with ExitStack() as stack:
+        yield lambda **arguments: stack.enter_context(Driver(tmp_path, "driver", {**arguments, "out": str(tmp_path)}))
 
 
 def rows_in(out: Path) -> list[tuple[int, int, str]]:

@@ -1,28 +1,100 @@
 """A job with supervisors on two hosts, on real Spark, Kafka and HDFS: its leader is paused, wakes, and loses its power."""
 
-from __future__ import annotations
-
+import os
 import signal
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
+import pyspark
 import pytest
 
-from tests.helpers.hdfs import started_hdfs
-from tests.helpers.lease_hosts import Host
-from tests.soak.standby_soak import ARMED_S, START_S, TAKEOVER_S, Traffic, outcome
+from headrace.enumerator.errors import PeerError, RetriableError
+from headrace.runners.spark.supervision.process_tree import members, tree_of
+from headrace.runners.user_cache import cache_directory, find_java
+from headrace.runners.waiting import wait_until
+from headrace.testing.servers.jars import Bundle, installed
+from headrace.testing.servers.ports import HOST, reserved_ports
+from headrace.testing.servers.processes import JAVA_OPTIONS, ServerProcess, guarded
+from tests.soak.standby_soak import ARMED_S, START_S, TAKEOVER_S, SupervisedJob, Traffic, outcome
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
-
 RATE = 500.0
+ASSERTIONS = (  # Hadoop's cluster for tests makes its folders by a method of tests
+    "org.junit.jupiter:junit-jupiter-api:5.8.2", "org.junit.platform:junit-platform-commons:1.8.2",
+    "org.opentest4j:opentest4j:1.2.0",
+)  # fmt: skip
 
 
 @pytest.fixture
 def hdfs(tmp_path):
-    folder = tmp_path / "hdfs"
+    """The address of name node and data node of Hadoop's own test jar, in one Java process with Spark's jars."""
+    folder, spark_jars = tmp_path / "hdfs", Path(pyspark.__file__).parent / "jars"
     folder.mkdir()
-    with started_hdfs(folder) as address:
-        yield address
+    (client,) = spark_jars.glob("hadoop-client-api-*.jar")
+    version, details, log = client.stem.removeprefix("hadoop-client-api-"), folder / "details.json", folder / "hdfs.log"
+    jars = installed(Bundle(
+        name=f"Hadoop's minicluster {version}", folder=f"hadoop-minicluster-{version}",
+        modules=(f"org.apache.hadoop:hadoop-client-minicluster:{version}", *ASSERTIONS), jars=4, size="30 MB",
+        configuration="master",
+    ))  # fmt: skip
+
+    def check():
+        if not server.is_running:
+            raise PeerError(f"HDFS has ended: {log.read_text(errors='replace')[-3000:]}")
+        if not details.exists() or not details.read_text().strip():
+            raise RetriableError("it has not written where it is")
+
+    with reserved_ports() as ports, guarded(folder) as group:
+        port = ports.reserve()
+        java = (find_java("HDFS"), *JAVA_OPTIONS, "-Xmx512m", f"-Dtest.build.data={folder}", f"-Dhadoop.tmp.dir={folder}")
+        program = ("-cp", f"{jars}/*:{spark_jars}/*", "org.apache.hadoop.test.MiniDFSClusterManager")
+        options = ("-format", "-datanodes", "1", "-nnport", str(port), "-writeDetails", details)
+        server = ServerProcess([*java, *program, *options], log, group)
+        server.start()
+        try:
+            wait_until(check, "HDFS has not started")
+            yield f"hdfs://{HOST}:{port}"
+        finally:
+            server.kill()
+
+
+class Host(SupervisedJob):
+    """One with a supervisor of the job `of`, or of a new job. `arguments`: more of the command line."""
+
+    def __init__(self, directory: Path, bootstrap: str, checkpoint: str, *arguments: str, of: "Host | None" = None) -> None:
+        directory.mkdir()
+        super().__init__(directory, bootstrap, standbys=0, checkpoint=checkpoint, like=of)
+        self._command += arguments
+        self._cache = directory / "cache"
+        self._variables = {"XDG_CACHE_HOME": str(self._cache)}
+        (self._cache / "headrace").mkdir(parents=True)
+        for entry in cache_directory().iterdir():  # what is downloaded and prepared, but for the locks
+            if entry.name != "locks":
+                (self._cache / "headrace" / entry.name).symlink_to(entry)
+
+    def pids(self) -> list[int]:
+        assert self.process is not None
+        status = self.status()
+        drivers = [driver for driver in (status.get("active"), *status.get("standbys", ())) if driver and driver["pid"]]
+        trees = {tree for driver in drivers if (tree := tree_of(driver["pid"])) is not None}
+        return [self.process.pid, *{pid for tree in trees for pid in members(tree)}]
+
+    def signal_all(self, number: int) -> None:
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def lose_power(self) -> None:
+        self.signal_all(signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait()
+
+    def state(self) -> str:
+        return str((self.status().get("lease") or {}).get("state"))
+
+    def follows(self) -> bool:
+        return self.state() == "FOLLOWING" and [one["state"] for one in self.status()["standbys"]] == ["ARMED"]
 
 
 def test_a_follower_takes_over_from_a_paused_leader_which_follows_when_it_wakes_and_takes_over_from_a_dead_one(

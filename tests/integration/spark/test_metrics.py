@@ -1,7 +1,5 @@
 """Metrics of a query on a real Spark: what its listener and its Python processes tell is on the page."""
 
-from __future__ import annotations
-
 import threading
 import urllib.request
 

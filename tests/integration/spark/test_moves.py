@@ -21,7 +21,6 @@ from tests.helpers import run_jobs
 from tests.helpers.beam_rig import on_direct
 
 pytestmark = pytest.mark.timeout(280)
-
 EACH = 300
 TIMEOUT_S = 60.0
 
@@ -36,7 +35,6 @@ class Moves:
             kafka.create_topic(topic, partitions=1)
 
     def more(self) -> str:
-        """More records, some of them in a new partition; the name of a new folder."""
         self.partitions += 1
         self.ways += 1
         for topic in ("in", "out"):
@@ -51,7 +49,6 @@ class Moves:
         return Pipeline(read, sink(self.kafka.bootstrap, topic="out"), run_jobs.narrow)
 
     def check(self) -> None:
-        """Every record is there once, and each partition in order."""
         for partition in range(self.partitions):
             written = [int(record.value) for record in self.kafka.records("out", partition)]
             assert written == [int(record.value) for record in self.kafka.records("in", partition)]

@@ -1,7 +1,5 @@
 """Secrets in a query's options are in nothing that Spark shows or keeps: plans, logs, the event log, checkpoints, errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -10,8 +10,8 @@ from headrace.runners.spark.supervision.core import Ending
 from headrace.runners.spark.supervision.exit_causes import end_by
 from headrace.spark.checkpoints.copies import fork, write_copy
 from headrace.spark.checkpoints.logs import read_checkpoint
-from tests.helpers.sink_drivers import finish_driver, kill_driver
 from tests.helpers.sink_rig import eventually, read_all, set_transaction_version
+from tests.helpers.spark_jobs import finish_driver, kill_driver
 
 KILLED = "headrace.connectors.kafka.write.sink"
 
@@ -28,7 +28,6 @@ def protocol(topics, request):
 
 @pytest.fixture
 def written(topics):
-    """Options of a write, and its topic."""
     topic = topics.create(2)
     return {"kafka.bootstrap.servers": topics.bootstrap, "topic": topic, "commitTopic": f"{topic}-commits"}
 
@@ -90,16 +89,13 @@ class TestBatch:
         frame.write.format("headrace").options(**written, delivery="at-least-once").mode("append").save()
         assert read_all(topics.bootstrap, written["topic"]) == sorted(map(str, range(10)))
 
-    @pytest.mark.parametrize(
-        ("query", "options", "complaint"),
-        [
-            ("SELECT 1 AS value", {}, "value attribute type must be string or binary, not int"),
-            ("SELECT 'k' AS key", {}, "Required attribute 'value' not found"),
-            ("SELECT 'v' AS value", {"delivery": "twice"}, "exactly-once or at-least-once"),
-            ("SELECT 'v' AS value", {"comitTopic": "x"}, "did you mean 'commitTopic'"),
-            ("SELECT 'v' AS value, 9 AS partition", {}, "partition 9"),
-        ],
-    )
+    @pytest.mark.parametrize(("query", "options", "complaint"), [
+        ("SELECT 1 AS value", {}, "value attribute type must be string or binary, not int"),
+        ("SELECT 'k' AS key", {}, "Required attribute 'value' not found"),
+        ("SELECT 'v' AS value", {"delivery": "twice"}, "exactly-once or at-least-once"),
+        ("SELECT 'v' AS value", {"comitTopic": "x"}, "did you mean 'commitTopic'"),
+        ("SELECT 'v' AS value, 9 AS partition", {}, "partition 9"),
+    ])  # fmt: skip
     def test_bad_input_is_refused_by_name(self, spark, written, query, options, complaint):
         with pytest.raises(PySparkException, match=complaint):
             spark.sql(query).write.format("headrace").options(**{**written, **options}).mode("append").save()

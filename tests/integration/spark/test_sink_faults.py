@@ -4,8 +4,6 @@ Each is shown to have happened; then every record is in the output once, or in t
 nothing is still open.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -18,7 +16,6 @@ from tests.helpers.sink_rig import eventually, kafka_sink, read_all
 from tests.helpers.spark_jobs import SparkJob, frozen, standalone_cluster, thawed
 
 pytestmark = pytest.mark.timeout(400)
-
 RECORDS, BATCH = 100, 50
 BAD_EVERY = 5
 SCHEMA = json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})

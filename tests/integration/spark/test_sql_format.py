@@ -1,35 +1,29 @@
 """`format("headrace")` with `connector=sql`: exactly once into a table, and upserts; what does not fit is refused."""
 
-import functools
-from contextlib import ExitStack
 from datetime import datetime
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from headrace.testing.servers.databases import PASSWORD
-from tests.helpers.databases import mariadb, postgresql
-from tests.helpers.sink_drivers import finish_driver, kill_driver
+from tests.helpers.databases import SERVERS, servers
+from tests.helpers.spark_jobs import finish_driver, kill_driver
 from tests.helpers.sql_rig import SqlRig
 
-SERVERS = {"postgresql": postgresql, "mariadb": mariadb}
 ROWS = [(1, "one"), (2, None)]
 WRONG = "wr0ng-s3cret"
 
 
 @pytest.fixture(scope="module")
 def server():
-    """Gives servers by name, each started when it is first asked for."""
-    with ExitStack() as stack:
-        yield functools.cache(lambda name: stack.enter_context(SERVERS[name]()))
+    with servers() as by_name:
+        yield by_name
 
 
 def new_rig(server, name):
     rig = SqlRig(server(name).url)
     yield rig
-    for gid in rig.prepared():
-        rig.roll_back(gid)
-    rig.execute(f"DROP TABLE IF EXISTS {rig.table}")
+    rig.drop()
 
 
 @pytest.fixture
@@ -106,30 +100,23 @@ class TestBatch:
 
 
 class TestRefused:
-    @pytest.mark.parametrize(
-        ("columns", "complaint"),
-        [
-            ("id BIGINT, nmae STRING", r"'nmae' \(string\) is not in the table.*have id int64, nmae string; the table has id"),
-            ("id STRING", r"column 'id': string does not go into BIGINT"),
-            ("id ARRAY<BIGINT>", "no counterpart in a table"),
-        ],
-    )
+    @pytest.mark.parametrize(("columns", "complaint"), [
+        ("id BIGINT, nmae STRING", r"'nmae' \(string\) is not in the table.*have id int64, nmae string; the table has id"),
+        ("id STRING", r"column 'id': string does not go into BIGINT"), ("id ARRAY<BIGINT>", "no counterpart in a table"),
+    ])  # fmt: skip
     def test_columns_that_do_not_fit_before_any_task_has_run(self, spark, rig, columns, complaint):
         rig.create()
         empty = spark.createDataFrame([], columns)
         with pytest.raises(PySparkException, match=complaint):
             write(empty, options_of(rig))
 
-    @pytest.mark.parametrize(
-        ("more", "complaint"),
-        [
-            ({"dbtable": "nowhere"}, "there is no table 'nowhere'"),
-            ({"connector": "jdbc"}, "must be one of kafka, sql, files, delta, iceberg, not 'jdbc'"),
-            ({"dbtabel": "x"}, "did you mean 'dbtable'"),
-            ({"delivery": "upsert", "upsertKeys": "name"}, "has no unique key of the columns"),
-            ({"delivery": "upsert", "upsertKeys": "other"}, "has no unique key of the columns"),
-        ],
-    )
+    @pytest.mark.parametrize(("more", "complaint"), [
+        ({"dbtable": "nowhere"}, "there is no table 'nowhere'"),
+        ({"connector": "jdbc"}, "must be one of kafka, sql, files, delta, iceberg, not 'jdbc'"),
+        ({"dbtabel": "x"}, "did you mean 'dbtable'"),
+        ({"delivery": "upsert", "upsertKeys": "name"}, "has no unique key of the columns"),
+        ({"delivery": "upsert", "upsertKeys": "other"}, "has no unique key of the columns"),
+    ])  # fmt: skip
     def test_options_by_name(self, spark, rig, more, complaint):
         rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
         with pytest.raises(PySparkException, match=complaint) as caught:

@@ -1,7 +1,5 @@
 """A job with a standby on real Spark and Kafka: its active driver is killed under load, and the standby continues."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest
@@ -10,7 +8,6 @@ from headrace.runners.spark.supervision.process_tree import members
 from tests.soak.standby_soak import outcome, running, send_signal, take_over
 
 pytestmark = pytest.mark.timeout(600)
-
 RATE = 1000.0
 
 

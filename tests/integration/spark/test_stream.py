@@ -68,16 +68,13 @@ def test_a_partition_that_appears_while_stopped_is_read_from_its_first_record(qu
     assert query.values == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"startingOffsets": "earliest"}, numbers(range(5))), ({"startingOffsets": '{"TOPIC":{"0":3}}'}, ["3", "4"]),
-        ({"startingOffsets": '{"TOPIC":{"0":-2}}'}, numbers(range(5))), ({"startingOffsets": '{"TOPIC":{"0":-1}}'}, []),
-        ({"startingTimestamp": str(LONG_AGO + 2000)}, ["2", "3", "4"]),
-        ({"startingOffsetsByTimestamp": json.dumps({"TOPIC": {"0": LONG_AGO + 4000}})}, ["4"]),
-        ({"startingTimestamp": str(LONG_AGO + 10**7), "startingOffsetsByTimestampStrategy": "latest"}, []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "expected"), [
+    ({"startingOffsets": "earliest"}, numbers(range(5))), ({"startingOffsets": '{"TOPIC":{"0":3}}'}, ["3", "4"]),
+    ({"startingOffsets": '{"TOPIC":{"0":-2}}'}, numbers(range(5))), ({"startingOffsets": '{"TOPIC":{"0":-1}}'}, []),
+    ({"startingTimestamp": str(LONG_AGO + 2000)}, ["2", "3", "4"]),
+    ({"startingOffsetsByTimestamp": json.dumps({"TOPIC": {"0": LONG_AGO + 4000}})}, ["4"]),
+    ({"startingTimestamp": str(LONG_AGO + 10**7), "startingOffsetsByTimestampStrategy": "latest"}, []),
+])  # fmt: skip
 def test_where_a_new_query_starts(query, topics, options, expected):
     topic = topics.create()
     for number in range(5):
@@ -225,9 +222,7 @@ def test_progress_reports_offsets_and_the_end_of_the_topic(query, topics):
     offset, latest = (json.loads(text) if isinstance(text, str) else text for text in texts)
     assert offset[topic] == {"0": 6}
     assert latest == {topic: {"0": 10}}
-    lag = sum(
-        int(latest[name][partition]) - end for name, partitions in offset.items() for partition, end in partitions.items()
-    )
+    lag = sum(int(latest[name][partition]) - end for name, ends in offset.items() for partition, end in ends.items())
     assert lag == 4, "as listeners that were written for Spark's own connector compute it, topic by topic"
 
 

@@ -1,7 +1,5 @@
 """A job of Spark's under supervision and spark-submit: started again when it is killed, ended after the batch under way."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

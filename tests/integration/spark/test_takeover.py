@@ -15,7 +15,6 @@ from tests.helpers.spark_tools import numbers
 
 @pytest.fixture
 def filled(topics):
-    """Two partitions with 0-9 and 10-19."""
     return topics.numbered(2, 10)
 
 

@@ -1,7 +1,5 @@
 """A session that starts sooner: its JVM from kept classes, its Python processes from one that has everything loaded."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -11,11 +9,10 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from headrace.runners.spark_processes.spark_archive import SUBMIT_OPTIONS, archive_at_hand
+from headrace.runners.spark_processes.spark_archive import SUBMIT_OPTIONS, archive_of_spark
 from tests.helpers.kafka_tools import created, produce
 
 pytestmark = pytest.mark.timeout(420)
-
 ROOT = Path(__file__).parents[3]
 
 JOB = """
@@ -52,7 +49,7 @@ print(json.dumps({"values": values, "workers": workers, "rows": rows, "planners"
 
 
 def test_classes_and_python_processes_are_taken_over_and_the_answer_is_the_same(broker, topic, tmp_path, monkeypatch):
-    file = archive_at_hand()
+    file = archive_of_spark().at_hand()
     name = created(broker.bootstrap, topic, 1)
     produce(broker.bootstrap, name, {0: [b"a", b"b", b"c"]})
     loaded = tmp_path / "loaded"

@@ -1,7 +1,5 @@
 """The harness of `make chaos` on real databases: who watches a table and judges it, and faults of its server."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random
@@ -9,9 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 import pytest
-
-pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
-
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import NullPool
@@ -29,7 +24,6 @@ from headrace.testing.servers.databases import Database
 from tests.helpers.databases import mariadb, postgresql
 
 pytestmark = pytest.mark.timeout(600)
-
 SERVERS = {"embedded-postgresql": postgresql, "embedded-mariadb": mariadb}
 TIMEOUT_S = 60.0
 PRODUCED = [5, 3]

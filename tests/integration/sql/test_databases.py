@@ -1,7 +1,5 @@
 """The databases that the other tests use: where they come from, and what a trial may do to them."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,21 +7,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
-
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from headrace.connectors.sql.url import driver_engine
 from headrace.enumerator.errors import UsageError
 from headrace.testing.servers import databases
 from headrace.testing.servers.databases import Database, carried_initdbs
-from tests.helpers.databases import mariadb, postgresql
+from tests.helpers.databases import SERVERS, postgresql
 from tests.helpers.sql_rig import SqlRig, run_epoch, write_epoch
 
 pytestmark = pytest.mark.timeout(300)
-
-SERVERS = {"postgresql": postgresql, "mariadb": mariadb}
 SILENCE_S, TIMEOUT_S = 0.3, 30.0
 
 
@@ -51,7 +44,6 @@ def server(request) -> Iterator[Database]:
 
 @pytest.fixture
 def prepared(server) -> Iterator[SqlRig]:
-    """A table with one row, and another in a transaction that is prepared."""
     rig = SqlRig(server.url)
     rig.create()
     run_epoch(rig.sink(), rig.job(), 0, [[1]])

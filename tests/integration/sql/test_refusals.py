@@ -1,13 +1,9 @@
 """What a database refuses for good ends a run at once, with the database's text; what may pass is retried."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa
 import pytest
-
-pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.sql.sink import SqlSink
@@ -54,11 +50,9 @@ def sinks(rig: SqlRig) -> list[Any]:
 def test_a_triggers_own_error_is_final(any_rig):
     any_rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
     with_trigger(
-        any_rig,
-        "RAISE EXCEPTION 'no orders today'",
-        "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no orders today'",
+        any_rig, "RAISE EXCEPTION 'no orders today'", "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no orders today'",
         "RAISE(ABORT, 'no orders today')",
-    )
+    )  # fmt: skip
     for sink in sinks(any_rig):
         error = refusal(sink, batch([1]))
         assert isinstance(error, UsageError), repr(error)
@@ -120,11 +114,9 @@ def run(rig: SqlRig, folder: str, **settings: Any) -> None:
 def test_a_run_ends_by_what_a_trigger_refuses(any_rig, tmp_path):
     any_rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
     with_trigger(
-        any_rig,
-        "RAISE EXCEPTION 'no orders today'",
-        "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no orders today'",
+        any_rig, "RAISE EXCEPTION 'no orders today'", "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no orders today'",
         "RAISE(ABORT, 'no orders today')",
-    )
+    )  # fmt: skip
     with pytest.raises(HeadraceError, match="no orders today"):
         run(any_rig, str(tmp_path / "run"))  # the default restarts for ever
 

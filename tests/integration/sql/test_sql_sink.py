@@ -1,7 +1,5 @@
 """SQL sinks against real databases: exactly once whatever dies, and no value changes on the way."""
 
-from __future__ import annotations
-
 import functools
 import json
 import pickle
@@ -17,8 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-
-pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError, SupersededError
 from headrace.connectors.base.jobs import one_off_job
@@ -42,7 +38,6 @@ from tests.helpers.databases import REQUIRED, postgresql, unavailable
 from tests.helpers.sql_rig import Crash, CrashingCommitter, SqlRig, batch, prepare, run_epoch, write_epoch
 
 pytestmark = pytest.mark.timeout(300)
-
 STEPS = ["fence", "clean_up", "check", "record", "end", "end", "clean_up", "record"]
 
 # What a task does that is killed: everything but to end by itself.
@@ -62,7 +57,6 @@ sys.stdin.read()
 
 @pytest.fixture
 def job(rig) -> str:
-    """A job that writes into the rig's table, which is created."""
     rig.create()
     return rig.job()
 
@@ -190,13 +184,12 @@ def test_an_old_driver_can_neither_record_nor_cleans_up(rig, job, sink, driver):
 # --- workers of headrace run ------------------------------------------------------------------------------------------
 @pytest.fixture
 def run_on(rig, tmp_path):
-    """A coordinator's committer on the folder of this name, and its store."""
     positions = CheckpointSerializer("memory", MemorySplitSerializer())
 
     def made(sink, name):
         serializer = RunCheckpointSerializer(positions, SqlHandleSerializer())
         store = stack.enter_context(closing(CheckpointStore(str(tmp_path / name), serializer, 1)))
-        run = RunCommitter(store, sink, store.latest(), 0, lambda: 0.0, lambda: 1, lambda _: None, lambda _: None)
+        run = RunCommitter(store, sink, store.latest(), 0, lambda _: None, lambda _: None, lambda: 0.0, lambda: 1)
         return stack.enter_context(closing(run)), store
 
     with ExitStack() as stack:
@@ -444,7 +437,6 @@ class Context:
 
 @pytest.fixture
 def driver_process(monkeypatch) -> Iterator[None]:
-    """Its committers are closed, where Spark's end with the process."""
     made: list[JobCommitter[SqlHandle]] = []
 
     @functools.cache
@@ -682,12 +674,10 @@ def test_a_missing_table_is_named(rig):
 def test_rows_that_do_not_fit_are_refused_at_once_and_every_column_is_named(rig):
     wanted = "id BIGINT NOT NULL, amount NUMERIC(10, 2), at DATE, needed INT NOT NULL, filled INT NOT NULL DEFAULT 1"
     rig.create(f"{wanted}, small REAL")
-    rows = pa.record_batch(
-        {
-            "id": ["text"], "amount": pa.array([Decimal("1.001")], pa.decimal128(10, 3)), "at": pa.array([1.5]), "other": [1],
-            "nested": [[1]], "small": pa.array([1]),
-        }
-    )  # fmt: skip
+    rows = pa.record_batch({
+        "id": ["text"], "amount": pa.array([Decimal("1.001")], pa.decimal128(10, 3)), "at": pa.array([1.5]), "other": [1],
+        "nested": [[1]], "small": pa.array([1]),
+    })  # fmt: skip
     with rig.sink().begin(Attempt(rig.job(), 0, 0, 0)) as transaction, pytest.raises(errors.UsageError) as caught:
         transaction.write(rows)
     message = str(caught.value)
@@ -698,14 +688,11 @@ def test_rows_that_do_not_fit_are_refused_at_once_and_every_column_is_named(rig)
     assert not rig.prepared()
 
 
-@pytest.mark.parametrize(
-    ("column", "values"),
-    [
-        ("SMALLINT", pa.array([2**15])), ("VARCHAR(3)", pa.array(["four"])), ("BIGINT NOT NULL", pa.array([None], pa.int64())),
-        ("BIGINT UNIQUE", pa.array([1, 1])), ("NUMERIC(3, 1)", pa.array([Decimal("100.0")])),
-        ("TIMESTAMP(0) NULL", pa.array([datetime(2020, 1, 1, 0, 0, 0, 1, UTC)])), ("TIME(3)", pa.array([time(1, 2, 3, 4)])),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("column", "values"), [
+    ("SMALLINT", pa.array([2**15])), ("VARCHAR(3)", pa.array(["four"])), ("BIGINT NOT NULL", pa.array([None], pa.int64())),
+    ("BIGINT UNIQUE", pa.array([1, 1])), ("NUMERIC(3, 1)", pa.array([Decimal("100.0")])),
+    ("TIMESTAMP(0) NULL", pa.array([datetime(2020, 1, 1, 0, 0, 0, 1, UTC)])), ("TIME(3)", pa.array([time(1, 2, 3, 4)])),
+])  # fmt: skip
 def test_a_value_that_does_not_fit_fails_the_transaction(rig, column, values):
     rig.create(f"id {column}")
     rows = pa.record_batch({"id": values})
@@ -793,7 +780,6 @@ def test_a_table_whose_engine_has_no_transactions_is_refused(rig):
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
-
 TEXTS = ["", "\\N", "\\.", "a\tb\nc\rd\\e", "%s %% 'quoted\" `", "ä🎈", " trailing ", None]
 LEAP_DAY = datetime(2020, 2, 29, 23, 59, 59, 999999, UTC)
 INSTANTS = [LEAP_DAY, datetime(1970, 1, 1, tzinfo=UTC), datetime(1969, 7, 20, 20, 17, tzinfo=UTC)]

@@ -1,13 +1,9 @@
 """An upsert replaces rows of its key, and no others: what does not identify rows by exactly its key is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa
 import pytest
-
-pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.sql.upsert import UpsertSink
@@ -29,8 +25,6 @@ def mariadb_rig(server) -> SqlRig:
 
 
 # --- other unique keys, which MariaDB and MySQL match by ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "columns",
     [
@@ -71,8 +65,6 @@ def test_another_unique_key_in_which_no_two_rows_meet_is_none_of_the_upserts_bus
 
 
 # --- the key itself ----------------------------------------------------------------------------------------------------
-
-
 def test_a_unique_key_of_a_prefix_is_refused(mariadb_rig):
     mariadb_rig.create("url VARCHAR(300) NOT NULL, hits BIGINT, UNIQUE first_part (url(20))")
     rows = {"url": ["https://example.com/one", "https://example.com/two"], "hits": [1, 2]}
@@ -81,14 +73,10 @@ def test_a_unique_key_of_a_prefix_is_refused(mariadb_rig):
     assert mariadb_rig.rows() == []
 
 
-@pytest.mark.parametrize(
-    ("index", "flaw"),
-    [
-        ("(name) WHERE live", "index '{}' is partial"),
-        ("(lower(name))", "no unique key of the columns"),
-        ("(name, lower(name))", "index '{}' has an expression"),
-    ],
-)
+@pytest.mark.parametrize(("index", "flaw"), [
+    ("(name) WHERE live", "index '{}' is partial"), ("(lower(name))", "no unique key of the columns"),
+    ("(name, lower(name))", "index '{}' has an expression"),
+])  # fmt: skip
 @pytest.mark.parametrize("any_rig", ["postgresql", "sqlite"], indirect=True)  # MariaDB has no such indexes
 def test_a_partial_index_and_one_of_an_expression_are_refused(any_rig, index, flaw):
     rig = any_rig

@@ -1,7 +1,5 @@
 """Injected bugs in commit and recovery: each breaks one rule of `headrace.connectors.base.commit`, and must be caught."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import replace

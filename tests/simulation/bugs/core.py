@@ -4,8 +4,6 @@ A checker is worth what it catches: every injected bug must be caught by the sim
 could meet by the conformance kit too. `reinitialise_on_restore` is the one this package exists to make impossible.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any

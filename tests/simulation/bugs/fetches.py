@@ -1,7 +1,5 @@
 """Injected bugs in the fetch plan; the simulated simulation of fetches must find each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Injected bugs in the file sink's fencing and cleaning up: each must be caught by the tests that let another driver in."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import patch
 

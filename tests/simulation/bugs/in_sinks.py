@@ -1,9 +1,4 @@
-"""Injected bugs of sinks: any sink, with one promise of `headrace.sinks` broken. The conformance kit must catch each.
-
-Every bug counts how often it has done harm, so that a test can tell a caught bug from one that never happened.
-"""
-
-from __future__ import annotations
+"""Injected bugs of sinks, each counting its harm: any sink, with one promise of `headrace.sinks` broken."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +23,7 @@ def _asked_of_inner(name: str) -> Callable[..., Any]:
 class PassingTransaction(Transaction[Any]):
     """No bug."""
 
-    def __init__(self, sink: PassingSink, inner: Transaction[Any], attempt: Attempt) -> None:
+    def __init__(self, sink: "PassingSink", inner: Transaction[Any], attempt: Attempt) -> None:
         self.sink, self.inner, self.attempt = sink, inner, attempt
 
     write, prepare, abort = map(_of_inner, ("write", "prepare", "abort"))
@@ -47,7 +42,7 @@ class PassingTransaction(Transaction[Any]):
 class PassingCommitter(Committer[Any], capabilities.Confirmation[Any], capabilities.TaskCleanup[Any]):
     """No bug. Ends one by one, so that a bug in `end` happens for each."""
 
-    def __init__(self, sink: PassingSink, inner: Committer[Any], job: str) -> None:
+    def __init__(self, sink: "PassingSink", inner: Committer[Any], job: str) -> None:
         self.sink, self.inner, self.job = sink, inner, job
 
     fence, check, record, end = map(_of_inner, ("fence", "check", "record", "end"))
@@ -79,7 +74,7 @@ class PassingSink(
     def __init__(self, inner: TwoPhaseSink[Any], harm: list[str], jobs: set[str]) -> None:
         self.inner, self.harm, self.jobs = inner, harm, jobs
 
-    def __new__(cls, inner: TwoPhaseSink[Any], harm: list[str], jobs: set[str]) -> PassingSink:
+    def __new__(cls, inner: TwoPhaseSink[Any], harm: list[str], jobs: set[str]) -> "PassingSink":
         if isinstance(inner, capabilities.SingleCommit) and not issubclass(cls, _PassingSingleCommit):
             return object.__new__(type(cls.__name__, (cls, _PassingSingleCommit), {}))
         return object.__new__(cls)
@@ -99,7 +94,7 @@ class PassingSink(
         assert isinstance(driver, PassingCommitter)
         return self.committing(self, capabilities.committer_of_writer(self.inner, writer, driver.inner), writer)
 
-    def bounded(self) -> PassingSink:
+    def bounded(self) -> "PassingSink":
         return type(self)(capabilities.bounded(self.inner), self.harm, self.jobs)
 
     recorded, rows_name_targets = _of_inner("recorded"), property(_asked_of_inner("rows_name_targets"))

@@ -8,8 +8,6 @@ with finished_splits_forgotten():
     ...  # must fail
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager

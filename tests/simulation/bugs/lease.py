@@ -1,7 +1,5 @@
 """Injected bugs in the lease between hosts: each breaks one rule, and must be caught by the simulation of hosts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace

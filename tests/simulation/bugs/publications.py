@@ -1,7 +1,5 @@
 """Publications with a bug, for the checkers to find."""
 
-from __future__ import annotations
-
 from headrace.runners.beam.publication import FinalizationToken, PositionT, Publication
 
 

@@ -1,7 +1,5 @@
 """Injected bugs in the coordinator of `headrace run` and in its commits, for the search to find."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Shards with one bug each, for the checker to find."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from headrace.connectors.base.commit import CleanedUp, CleanUp, Copy, End, Ended

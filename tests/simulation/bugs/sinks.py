@@ -1,7 +1,5 @@
 """Injected bugs in the Kafka sink itself; those in the order of its commits are in `commits`. Each must be caught."""
 
-from __future__ import annotations
-
 import uuid
 from dataclasses import replace
 from typing import Any

@@ -1,9 +1,4 @@
-"""Injected bugs in what runs under Spark: planner, discovery, offsets, tasks and writers.
-
-Each was found here or in a system like ours, or survived as a mutant; the simulated simulation of Spark must find it.
-"""
-
-from __future__ import annotations
+"""Injected bugs in what runs under Spark, each found here or in a system like ours: the simulation must find it."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -224,7 +219,7 @@ def _commit_once(self: Any, messages: Any, batch: int) -> None:
     if prepared:
         content = writers._content(self._offsets, batch)
         asked = writers._requested(batch, prepared, content)
-        writers._commit(self._sink, prepared[0].job, asked, self._driver_id)
+        writers._commit(self.sink, prepared[0].job, asked, self._driver_id)
 
 
 @instead_of(StreamWriter, "commit")

@@ -1,7 +1,5 @@
 """Bugs of standbys and of the checkpoint's lock, for the search to find."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch

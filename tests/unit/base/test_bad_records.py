@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import closing
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -51,14 +52,34 @@ def read(source: KafkaSource):
         return list(batches)
 
 
+def source_of(kafka, topic="t", **given):
+    return KafkaSource(kafka.bootstrap, topics=[topic], stop=Latest(), **given)
+
+
+def read_column(name, kafka, topic="t", **given):
+    return [item for batch in read(source_of(kafka, topic, columns=[name], **given)) for item in batch[name].to_pylist()]
+
+
+read_offsets, read_values = partial(read_column, "offset"), partial(read_column, "value")
+
+
+def parts_of(response):
+    """The partitions of an answer that bring records."""
+    return [part for topic in response.responses for part in topic.partitions if part.records]
+
+
+def batches_of(part):
+    return [bytearray(each.data) for each in stored_batches(memoryview(bytes(part.records)))]
+
+
 def test_a_timestamp_in_nanoseconds_is_an_error_that_names_its_place_by_default(kafka):
     with pytest.raises(CorruptDataError, match=r"topic 't', partition 0, .*offset 1: .*timestamp"):
-        read(KafkaSource(kafka.bootstrap, topics=["t"], stop=Latest()))
+        read(source_of(kafka))
 
 
 def test_a_timestamp_in_nanoseconds_may_be_null_and_its_record_is_kept_and_counted(kafka, caplog):
     with caplog.at_level(logging.WARNING):
-        batches = read(KafkaSource(kafka.bootstrap, topics=["t"], stop=Latest(), bad_timestamps="null"))
+        batches = read(source_of(kafka, bad_timestamps="null"))
     rows = [row for batch in batches for row in batch.to_pylist()]
     assert [row["value"] for row in rows] == [b"good", b"bad-0", b"bad-1", b"bad-2", b"last"]
     assert [row["timestamp"] is None for row in rows] == [False, True, True, True, False]
@@ -76,14 +97,8 @@ def test_in_spark_it_is_an_option(kafka):
 
 
 def test_in_beam_it_is_minus_one_and_at_the_beginning_of_time(kafka):
-    source = KafkaSource(
-        kafka.bootstrap,
-        topics=["t"],
-        stop=Latest(),
-        bad_timestamps="null",
-        columns=["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"],
-    )
-    batches = read(source)
+    columns = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
+    batches = read(source_of(kafka, bad_timestamps="null", columns=columns))
     records = [record for batch in batches for record in as_kafka_records(batch)]
     assert [record.timestamp == -1 for record in records] == [False, True, True, True, False]
     times = [micros for batch in batches for micros in ColumnTime("timestamp").micros(batch).to_pylist()]
@@ -94,16 +109,12 @@ def test_in_beam_it_is_minus_one_and_at_the_beginning_of_time(kafka):
 def test_the_limit_of_what_a_batch_may_unpack_to_can_be_raised(kafka):
     kafka.create_topic("big")
     write(AtLeastOnceKafkaSink(kafka.bootstrap, topic="big", properties={"compression.type": "gzip"}), b"x" * 3_000_000)
-    limited = KafkaSource(kafka.bootstrap, topics=["big"], stop=Latest(), max_uncompressed_batch_bytes=1 << 20)
     with pytest.raises(CorruptDataError, match=r"topic 'big'.*at most 1048576 bytes .the limit is max_uncompressed"):
-        read(limited)
-    (batch,) = read(KafkaSource(kafka.bootstrap, topics=["big"], stop=Latest(), max_uncompressed_batch_bytes=1 << 22))
-    assert len(batch.column("value")[0].as_py()) == 3_000_000
+        read_values(kafka, "big", max_uncompressed_batch_bytes=1 << 20)
+    assert [len(each) for each in read_values(kafka, "big", max_uncompressed_batch_bytes=1 << 22)] == [3_000_000]
 
 
 # --- batches of records that cannot be decoded ------------------------------------------------------------------------
-
-
 @pytest.fixture
 def batches():
     """Offsets 0 to 8 in three batches of three."""
@@ -118,10 +129,9 @@ def spoil(kafka, number, change, *, seal=True, times=None):
     """In every answer, or this many, this batch is as `change` makes it, by default with a checksum that is right again."""
 
     def rewrite(response):
-        for part in (part for topic in response.responses for part in topic.partitions if part.records):
-            found = [bytearray(each.data) for each in stored_batches(memoryview(bytes(part.records)))]
-            hit = next((each for each in found if int.from_bytes(each[:8], "big") == 3 * number), None)
-            if hit is not None:
+        for part in parts_of(response):
+            found = batches_of(part)
+            for hit in (each for each in found if int.from_bytes(each[:8], "big") == 3 * number):
                 change(hit)
                 if seal:
                     hit[CRC_AT:CRC_FROM] = crc32c(memoryview(hit)[CRC_FROM:]).to_bytes(4, "big")
@@ -142,20 +152,17 @@ def bad_length_of_the_second_record(batch):
     batch[HEADER.size + 1 + (batch[HEADER.size] >> 1)] = 0x7F
 
 
-def no_magic(batch):
-    batch[16] = 1
+def setting(at, value):
+    def change(batch):
+        batch[at : at + len(value)] = value
+
+    return change
 
 
-def too_large(batch):
-    batch[9] = 1  # its size
-
-
-def of_no_size(batch):
-    batch[8:12] = bytes(4)
-
-
-def too_long(batch):
-    batch[26] = 100  # its last offset delta
+DAMAGE = {
+    "flip": flip, "no_magic": setting(16, b"\1"), "too_large": setting(9, b"\1"), "of_no_size": setting(8, bytes(4)),
+    "too_long": setting(26, b"d"),  # the first of the size, and the last offset delta
+}  # fmt: skip
 
 
 SPOILT = {
@@ -174,15 +181,15 @@ def test_a_batch_that_cannot_be_decoded_is_refused_with_its_offsets_or_skipped_a
     """findings: Source 12. There was no way on but to start behind it."""
     change, sealed, why, lost = SPOILT[kind]
     spoilt = spoil(batches, number, change, seal=sealed)
-    reading = {"topics": ["t"], "stop": Latest(), "columns": ["value", "offset"], "isolation_level": isolation}
+    reading = {"columns": ["value", "offset"], "isolation_level": isolation}
     first = 3 * number
     refused = rf"topic 't', partition 0, .*offset {first}: {why}.*has offsets {first} to {first + 2}\. .*badBatches=skip"
     with pytest.raises(CorruptDataError, match=refused):
-        read(KafkaSource(batches.bootstrap, **reading))
+        read(source_of(batches, **reading))
     COUNTERS.take()
     with caplog.at_level(logging.WARNING):
-        skipping = KafkaSource(batches.bootstrap, **reading, bad_batches="skip")
-        rows = [offset for batch in read(skipping) for offset in batch.column("offset").to_pylist()]
+        skipping = read(source_of(batches, **reading, bad_batches="skip"))
+        rows = [offset for batch in skipping for offset in batch.column("offset").to_pylist()]
     missing = range(first + 3 - lost, first + 3)
     assert rows == [offset for offset in range(9) if offset not in missing]
     assert COUNTERS.take()[Counted.RECORDS_SKIPPED.value] == lost
@@ -195,16 +202,12 @@ def test_so_is_one_that_unpacks_to_more_than_is_allowed(kafka):
     sink = AtLeastOnceKafkaSink(kafka.bootstrap, topic="big", properties={"compression.type": "gzip"})
     for value in (b"a", b"x" * 3_000_000, b"b"):
         write(sink, value)
-    reading = {"topics": ["big"], "stop": Latest(), "max_uncompressed_batch_bytes": 1 << 20, "bad_batches": "skip"}
-    assert [row["value"] for batch in read(KafkaSource(kafka.bootstrap, **reading)) for row in batch.to_pylist()] == [
-        b"a",
-        b"b",
-    ]
+    assert read_values(kafka, "big", max_uncompressed_batch_bytes=1 << 20, bad_batches="skip") == [b"a", b"b"]
 
 
 def test_a_checkpoint_between_the_good_records_of_a_batch_and_the_bad_ones_continues_behind_them(batches):
     spoil(batches, 1, bad_length_of_the_second_record)
-    source = KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), columns=["offset"], bad_batches="skip")
+    source = source_of(batches, columns=["offset"], bad_batches="skip")
     seen, states = [], []
     with source.batches() as reading:
         for batch in reading:
@@ -218,41 +221,32 @@ def test_a_checkpoint_between_the_good_records_of_a_batch_and_the_bad_ones_conti
         assert rest == [offset for part in seen[number + 1 :] for offset in part]
 
 
-@pytest.mark.parametrize("change", [no_magic, too_long])
+@pytest.mark.parametrize("change", ["no_magic", "too_long"])
 def test_what_cannot_be_reported_apart_from_the_rest_is_never_skipped(batches, change):
-    spoil(batches, 2, change, seal=False)
-    reading = KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), bad_batches="skip")
+    spoil(batches, 2, DAMAGE[change], seal=False)
     with pytest.raises(CorruptDataError, match="cannot be skipped"):
-        read(reading)
-
-
-def read_offsets(source):
-    return [offset for batch in read(source) for offset in batch.column("offset").to_pylist()]
+        read(source_of(batches, bad_batches="skip"))
 
 
 @pytest.mark.parametrize("bad_batches", ["error", "skip"])
-@pytest.mark.parametrize("change", [flip, no_magic, too_large, of_no_size, too_long])
+@pytest.mark.parametrize("change", DAMAGE)
 def test_an_answer_that_is_damaged_once_is_no_damaged_log(batches, change, bad_batches):
     """One bit on the way: what was there was skipped for good, or ended the job."""
-    spoilt = spoil(batches, 1, change, seal=False, times=1)
-    reading = {"topics": ["t"], "stop": Latest(), "columns": ["offset"], "bad_batches": bad_batches}
-    assert read_offsets(KafkaSource(batches.bootstrap, **reading)) == list(range(9))
-    assert spoilt.fired == 1
+    spoilt = spoil(batches, 1, DAMAGE[change], seal=False, times=1)
+    assert (read_offsets(batches, bad_batches=bad_batches), spoilt.fired) == (list(range(9)), 1)
 
 
 def test_a_leader_that_cannot_read_its_log_once_is_asked_again(batches):
     """CORRUPT_MESSAGE ended the read at the first answer, though Java's client has it as an error that passes."""
     refused = batches.fault("Fetch", Refuse(ErrorCode.CORRUPT_MESSAGE))
-    assert read_offsets(KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), columns=["offset"])) == list(range(9))
-    assert refused.fired == 1
+    assert (read_offsets(batches), refused.fired) == (list(range(9)), 1)
 
 
 @pytest.mark.parametrize("bad_batches", ["error", "skip"])
 def test_one_that_never_can_is_reported_by_its_answer(batches, bad_batches):
     batches.fault("Fetch", Refuse(ErrorCode.CORRUPT_MESSAGE), times=None)
-    reading = KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), bad_batches=bad_batches)
     with pytest.raises(CorruptDataError, match="CORRUPT_MESSAGE"):
-        read(reading)
+        read(source_of(batches, bad_batches=bad_batches))
 
 
 def test_a_damaged_end_of_the_last_batch_of_a_fetch_takes_nothing_of_what_follows(kafka):
@@ -262,7 +256,7 @@ def test_a_damaged_end_of_the_last_batch_of_a_fetch_takes_nothing_of_what_follow
         kafka.append("small", b"%03d" % number * 50)
 
     def end_at_50(response):
-        for part in (part for topic in response.responses for part in topic.partitions if part.records):
+        for part in parts_of(response):
             data = bytearray(part.records)
             if data[:8] == bytes(8):
                 data[26] = 50
@@ -270,47 +264,51 @@ def test_a_damaged_end_of_the_last_batch_of_a_fetch_takes_nothing_of_what_follow
 
     spoilt = kafka.fault("Fetch", Rewrite(end_at_50), times=None)
     small = {"max.partition.fetch.bytes": "100", "fetch.max.bytes": "100"}
-    reading = KafkaSource(
-        kafka.bootstrap, topics=["small"], stop=Latest(), columns=["offset"], bad_batches="skip", properties=small
-    )
     COUNTERS.take()
-    assert read_offsets(reading) == list(range(1, 60))
+    assert read_offsets(kafka, "small", bad_batches="skip", properties=small) == list(range(1, 60))
     assert COUNTERS.take()[Counted.RECORDS_SKIPPED.value] == 1
     assert spoilt.fired > 1
 
 
-def test_where_the_leader_is_away_for_the_second_look_the_batch_is_fetched_again(batches, monkeypatch):
-    spoilt = spoil(batches, 1, flip, seal=False, times=2)
+def before_second_looks(monkeypatch, call):
+    """Have this called before each of them, with their number; returns what they brought."""
     looks, fetch = [], reader.fetch_there
 
-    def away(*arguments, **limits):
-        looks.append(arguments)
-        if len(looks) == 1:
-            raise RetriableError("away")
-        return fetch(*arguments, **limits)
+    def looked(*arguments, **limits):
+        looks.append(None)
+        call(len(looks))
+        looks[-1] = fetch(*arguments, **limits)
+        return looks[-1]
 
-    monkeypatch.setattr(reader, "fetch_there", away)
-    assert read_offsets(KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), columns=["offset"])) == list(range(9))
-    assert spoilt.fired == 2
-    assert len(looks) == 2
+    monkeypatch.setattr(reader, "fetch_there", looked)
+    return looks
+
+
+def test_where_the_leader_is_away_for_the_second_look_the_batch_is_fetched_again(batches, monkeypatch):
+    def away(number):
+        if number == 1:
+            raise RetriableError("away")
+
+    spoilt = spoil(batches, 1, flip, seal=False, times=2)
+    looks = before_second_looks(monkeypatch, away)
+    assert (read_offsets(batches), spoilt.fired, len(looks)) == (list(range(9)), 2, 2)
 
 
 def test_a_log_that_was_truncated_between_a_damaged_answer_and_the_second_look_is_data_loss(batches, monkeypatch):
     """The second look asked without the last epoch, and read on in another log."""
-    spoilt = spoil(batches, 1, flip, seal=False, times=1)
-    fetch, cuts = reader.fetch_there, []
 
-    def after_an_unclean_election(*arguments, **limits):
-        if not cuts:
-            cuts.append(batches.lose_records("t", from_offset=2))
+    def unclean_election(number):
+        if number == 1:
+            batches.lose_records("t", from_offset=2)
             for _ in range(4):
                 batches.append("t", b"new", b"new", b"new")
-        return fetch(*arguments, **limits)
 
-    monkeypatch.setattr(reader, "fetch_there", after_an_unclean_election)
+    spoilt = spoil(batches, 1, flip, seal=False, times=1)
+    looks = before_second_looks(monkeypatch, unclean_election)
     with pytest.raises(DataLossError, match="was truncated; offsets 2 to 2"):
-        read(KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), columns=["offset"]))
-    assert spoilt.fired == len(cuts) == 1
+        read_offsets(batches)
+    assert spoilt.fired == 1
+    assert looks
 
 
 def test_a_second_look_brings_little_more_than_the_batch(kafka, monkeypatch):
@@ -319,16 +317,9 @@ def test_a_second_look_brings_little_more_than_the_batch(kafka, monkeypatch):
     for _ in range(30):
         kafka.append("large", b"x" * 20_000)
     spoilt = kafka.fault("Fetch", Rewrite(flip_a_bit), times=1)
-    fetch, looks = reader.fetch_there, []
-
-    def noted(*arguments, **limits):
-        looks.append(fetch(*arguments, **limits))
-        return looks[-1]
-
-    monkeypatch.setattr(reader, "fetch_there", noted)
-    assert read_offsets(KafkaSource(kafka.bootstrap, topics=["large"], stop=Latest(), columns=["offset"])) == list(range(30))
+    looks = before_second_looks(monkeypatch, lambda _: None)
+    assert (read_offsets(kafka, "large"), spoilt.fired) == (list(range(30)), 1)
     assert [len(look.records) <= 64 * 1024 for look in looks] == [True]
-    assert spoilt.fired == 1
 
 
 @pytest.mark.parametrize("spoilt", ["the marker", "what is behind it"])
@@ -337,19 +328,19 @@ def test_what_a_producer_has_committed_after_an_abort_is_read_though_a_batch_bet
     kafka.create_topic("txn")
     sink = KafkaSink(kafka.bootstrap, topic="txn", commit_topic="commits")
     transactions = Transactions(sink.cluster())
-    with FakeTransaction(transactions, sink) as producer:
-        producer.write(b"aborted")
-        producer.abort()
-        kafka.append("txn", b"another's")
-        producer.write(b"committed")
-        producer.commit()
+    producer = FakeTransaction(transactions, sink)
+    producer.write(b"aborted")
+    producer.end(TransactionResult.ABORT)
+    kafka.append("txn", b"another's")
+    producer.write(b"committed")
+    producer.end(TransactionResult.COMMIT)
     kafka.append("txn", b"last")
 
     markers = []
 
     def unreadable(response):
-        for part in (part for topic in response.responses for part in topic.partitions if part.records):
-            found = [bytearray(each.data) for each in stored_batches(memoryview(bytes(part.records)))]
+        for part in parts_of(response):
+            found = batches_of(part)
             markers[:] = markers or [int.from_bytes(each[:8], "big") for each in found if each[22] & 0x20]
             wanted = markers[0] if spoilt == "the marker" else markers[0] + 1
             for each in found:
@@ -358,9 +349,8 @@ def test_what_a_producer_has_committed_after_an_abort_is_read_though_a_batch_bet
             part.records = b"".join(found)
 
     answers = kafka.fault("Fetch", Rewrite(unreadable), times=None)
-    reading = KafkaSource(kafka.bootstrap, topics=["txn"], stop=Latest(), columns=["value"], bad_batches="skip")
     kept = [b"another's"] if spoilt == "the marker" else []
-    assert [row["value"] for batch in read(reading) for row in batch.to_pylist()] == [*kept, b"committed", b"last"]
+    assert read_values(kafka, "txn", bad_batches="skip") == [*kept, b"committed", b"last"]
     assert answers.fired
 
 
@@ -369,14 +359,7 @@ class FakeTransaction:
 
     def __init__(self, transactions, sink):
         self._transactions, self._cluster = transactions, sink.cluster()
-        self._protocol = transactions.protocol()
-        self._producer = transactions.init("writer", 60_000)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
+        self._protocol, self._producer = transactions.protocol(), transactions.init("writer", 60_000)
 
     def write(self, value):
         producer = self._producer
@@ -386,8 +369,5 @@ class FakeTransaction:
             sender.send("txn", [OutBatch(batch.partition, batch.data, batch.records) for batch in encoded])
             sender.flush()
 
-    def abort(self):
-        _, self._producer = self._transactions.end(self._producer, self._protocol, TransactionResult.ABORT)
-
-    def commit(self):
-        _, self._producer = self._transactions.end(self._producer, self._protocol, TransactionResult.COMMIT)
+    def end(self, result):
+        _, self._producer = self._transactions.end(self._producer, self._protocol, result)

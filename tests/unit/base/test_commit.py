@@ -81,20 +81,12 @@ RELEASED_UNFINISHED: list[Any] = [
 ]
 GIVEN_BACK = replace(DONE, claim=JobClaim(3, None))
 PATHS = {
-    CommitPhase.CREATED: NEW,
-    CommitPhase.FENCING: FENCING,
-    CommitPhase.CLAIMING: CLAIMING,
-    CommitPhase.CLEARING: CLEARING,
-    CommitPhase.READY: READY,
-    CommitPhase.CHECKING: CHECKING,
-    CommitPhase.RECORDING: RECORDING,
-    CommitPhase.ENDING: ENDING,
-    CommitPhase.COPYING: COPYING,
-    CommitPhase.CLEANING_UP: CLEANING_UP,
-    CommitPhase.COMPLETING: COMPLETING,
-    CommitPhase.CONFIRMING: CONFIRMING,
+    CommitPhase.CREATED: NEW, CommitPhase.FENCING: FENCING, CommitPhase.CLAIMING: CLAIMING,
+    CommitPhase.CLEARING: CLEARING, CommitPhase.READY: READY, CommitPhase.CHECKING: CHECKING,
+    CommitPhase.RECORDING: RECORDING, CommitPhase.ENDING: ENDING, CommitPhase.COPYING: COPYING,
+    CommitPhase.CLEANING_UP: CLEANING_UP, CommitPhase.COMPLETING: COMPLETING, CommitPhase.CONFIRMING: CONFIRMING,
     CommitPhase.RELEASING: RELEASING,
-}
+}  # fmt: skip
 EVENTS = [
     *(ClaimRequested(), ReleaseRequested(), RecoveryRequested(), ASKED, Fenced(None), Checked(), Recorded()),
     *(Ended(A, Outcome.COMMITTED), Copied((C,)), CleanedUp()),
@@ -117,9 +109,8 @@ CASES = [
     Case("a commit fences first", NEW, ASKED, [Fence()], CommitPhase.FENCING),
     Case("no list: only clean up", FENCING, Fenced(None), [CleanUp(())], CommitPhase.CLEANING_UP),
     Case("a completed list: only clean up", FENCING, Fenced(DONE), [CleanUp(())], CommitPhase.CLEANING_UP),
-    Case(
-        "before an unfinished list all others are cleaned up", FENCING, Fenced(LISTED), [CleanUp((A, B))], CommitPhase.CLEARING
-    ),
+    Case("before an unfinished list all others are cleaned up", FENCING, Fenced(LISTED), [CleanUp((A, B))],
+        CommitPhase.CLEARING),
     Case("but not what is asked for", [CommitRequested(6, (C,))], Fenced(LISTED), [CleanUp((A, B, C))], CommitPhase.CLEARING),
     Case("of a replay it is", [CommitRequested(5, (C,))], Fenced(LISTED), [CleanUp((A, B))], CommitPhase.CLEARING),
     Case("then the list is completed", CLEARING, CleanedUp(), [End(A), End(B)], CommitPhase.ENDING),
@@ -135,13 +126,8 @@ CASES = [
     Case("then a commit after recovery is checked", [ASKED, Fenced(None)], CleanedUp(), [Check((A, B))], CommitPhase.CHECKING),
     Case("then a replay is done", [*CONFIRMING, Recorded()], CleanedUp(), [], CommitPhase.READY),
     Case("then an empty epoch is done", [*READY, CommitRequested(5, ()), Recorded()], CleanedUp(), [], CommitPhase.READY),
-    Case(
-        "an empty first epoch is recorded",
-        [CommitRequested(5, ()), Fenced(None)],
-        CleanedUp(),
-        [Record(DONE)],
-        CommitPhase.COMPLETING,
-    ),
+    Case("an empty first epoch is recorded", [CommitRequested(5, ()), Fenced(None)], CleanedUp(), [Record(DONE)],
+        CommitPhase.COMPLETING),
     Case("the list is made durable", CHECKING, Checked(), [Record(LISTED)], CommitPhase.RECORDING),
     Case("only then it is committed", RECORDING, Recorded(), [End(A), End(B)], CommitPhase.ENDING),
     Case("all are waited for", ENDING, Ended(A, Outcome.COMMITTED), [], CommitPhase.ENDING),
@@ -154,28 +140,17 @@ CASES = [
     Case("a commit after a recovered one is checked", RECOVERED_6, Recorded(), [Check((C,))], CommitPhase.CHECKING),
     Case("an empty epoch after a recovered one", RECOVERED_EMPTY_6, Recorded(), [Record(DONE_6)], CommitPhase.COMPLETING),
     Case("a claim fences first", NEW, ClaimRequested(), [Fence()], CommitPhase.FENCING),
-    Case(
-        "a claim is recorded, with the next number, before anything else",
-        [ClaimRequested()],
-        Fenced(replace(LISTED, claim=HIS)),
-        [Record(replace(LISTED, claim=MINE))],
-        CommitPhase.CLAIMING,
-    ),
+    Case("a claim is recorded, with the next number, before anything else", [ClaimRequested()],
+        Fenced(replace(LISTED, claim=HIS)), [Record(replace(LISTED, claim=MINE))], CommitPhase.CLAIMING),
     Case("then an unfinished list is cleared", CLAIMED_UNFINISHED, Recorded(), [CleanUp((A, B))], CommitPhase.CLEARING),
     Case("a completed one is only cleaned up", CLAIMING, Recorded(), [CleanUp(())], CommitPhase.CLEANING_UP),
     Case("what is given back is fenced first", NEW, ReleaseRequested(), [Fence()], CommitPhase.FENCING),
-    Case(
-        "it is cleaned up, and then it is no process's",
-        RELEASING[:-1],
-        CleanedUp(),
-        [Record(replace(DONE, claim=JobClaim(3, None)))],
-        CommitPhase.RELEASING,
-    ),
-    Case(
-        "an unfinished list is completed before", RELEASED_UNFINISHED, Recorded(), [Record(GIVEN_BACK)], CommitPhase.RELEASING
-    ),
+    Case("it is cleaned up, and then it is no process's", RELEASING[:-1], CleanedUp(),
+        [Record(replace(DONE, claim=JobClaim(3, None)))], CommitPhase.RELEASING),
+    Case("an unfinished list is completed before", RELEASED_UNFINISHED, Recorded(), [Record(GIVEN_BACK)],
+        CommitPhase.RELEASING),
     Case("ready after it was given back", RELEASING, Recorded(), [], CommitPhase.READY),
-]
+]  # fmt: skip
 
 
 def driven(path: list[Any]) -> CommitCore[MemoryHandle]:
@@ -189,6 +164,20 @@ def driven(path: list[Any]) -> CommitCore[MemoryHandle]:
 
 def batch(*values: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": list(values)})
+
+
+@pytest.fixture
+def log() -> MemoryTransactionLog:
+    return MemoryTransactionLog()
+
+
+@pytest.fixture
+def sink(log: MemoryTransactionLog) -> MemorySink:
+    return MemorySink(log)
+
+
+def driver(sink: MemorySink, name: str | None = None) -> JobCommitter[MemoryHandle]:
+    return JobCommitter("job", sink.committer("job"), name)
 
 
 def prepared(sink: MemorySink, epoch: int, task: int, *values: str, number: int = 0) -> MemoryHandle:
@@ -230,10 +219,9 @@ def test_an_event_that_is_not_in_the_table_is_refused_and_changes_nothing(phase,
     assert pickle.dumps(vars(core)) == before
 
 
-@pytest.mark.parametrize(
-    "path",
-    [[CommitRequested(4, (C,)), Fenced(DONE), CleanedUp()], [*READY_AT_5, CommitRequested(4, (C,)), Recorded(), CleanedUp()]],
-)
+@pytest.mark.parametrize("path", [
+    [CommitRequested(4, (C,)), Fenced(DONE), CleanedUp()], [*READY_AT_5, CommitRequested(4, (C,)), Recorded(), CleanedUp()]
+])  # fmt: skip
 def test_a_stale_epoch_is_refused_after_its_transactions_are_cleaned_up(path):
     core = driven(path[:-1])
     with pytest.raises(StaleEpochError, match=r"'job' is to write epoch 4.*committed up to epoch 5.*newest checkpoint"):
@@ -276,32 +264,11 @@ def recorded_contents(path: list[Any]) -> list[str | None]:
     return [command.commits.content for command in commands if isinstance(command, Record)]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        [
-            CommitRequested(5, (A,), "c"),
-            Fenced(None),
-            CleanedUp(),
-            Checked(),
-            Recorded(),
-            Ended(A, Outcome.ABORTED),
-            Copied((C,)),
-        ],
-        [
-            CommitRequested(5, (A,), "c"),
-            Fenced(None),
-            CleanedUp(),
-            Checked(),
-            Recorded(),
-            Ended(A, Outcome.COMMITTED),
-            CleanedUp(),
-        ],
-        [CommitRequested(5, (), "c"), Fenced(None), CleanedUp()],
-        [*READY, CommitRequested(5, (), "c")],
-    ],
-    ids=["a copy", "a commit", "an empty epoch after recovery", "an empty epoch"],
-)
+@pytest.mark.parametrize("path", [
+    [CommitRequested(5, (A,), "c"), Fenced(None), CleanedUp(), Checked(), Recorded(), Ended(A, Outcome.ABORTED), Copied((C,))],
+    [CommitRequested(5, (A,), "c"), Fenced(None), CleanedUp(), Checked(), Recorded(), Ended(A, Outcome.COMMITTED), CleanedUp()],
+    [CommitRequested(5, (), "c"), Fenced(None), CleanedUp()], [*READY, CommitRequested(5, (), "c")],
+], ids=["a copy", "a commit", "an empty epoch after recovery", "an empty epoch"])  # fmt: skip
 def test_what_an_epoch_was_made_from_is_recorded_with_it_each_time(path):
     assert set(recorded_contents(path)) == {"c"}
 
@@ -310,11 +277,9 @@ def test_what_an_epoch_was_made_from_is_recorded_with_it_each_time(path):
     ("asked", "recorded"), [("c", "c"), ("c", numbered_content(content_number("c"))), ("c", None), (None, "c"), (None, None)]
 )
 def test_a_replay_of_the_same_plan_is_completed_and_so_is_one_whose_plan_is_not_known(asked, recorded):
-    core = driven(
-        [RecoveryRequested(), Fenced(replace(DONE, content=recorded)), CleanedUp(), CommitRequested(5, (), asked), Recorded()]
-    )
-    assert core.handle(CleanedUp()) == []
-    assert core.phase is CommitPhase.READY
+    path = [RecoveryRequested(), Fenced(replace(DONE, content=recorded)), CleanedUp(), CommitRequested(5, (), asked)]
+    core = driven([*path, Recorded()])
+    assert (core.handle(CleanedUp()), core.phase) == ([], CommitPhase.READY)
 
 
 def test_a_replay_of_another_plan_is_refused_with_what_to_do():
@@ -329,8 +294,6 @@ def test_a_replay_of_another_plan_is_refused_with_what_to_do():
 
 
 # --- who owns the job -------------------------------------------------------------------------------------------------
-
-
 def fenced(request: Any, driver_id: str | None, claim: JobClaim | None) -> CommitCore[MemoryHandle]:
     core: CommitCore[MemoryHandle] = CommitCore("job", driver_id)
     core.handle(request)
@@ -383,19 +346,16 @@ def test_a_claim_that_is_recorded_already_is_not_made_again():
     assert fenced(ClaimRequested(), "mine", MINE).phase is CommitPhase.CLEANING_UP
 
 
-@pytest.mark.parametrize(
-    "path",
+@pytest.mark.parametrize("path", [
+    [CommitRequested(6, (A,)), Fenced(replace(DONE, claim=MINE)), CleanedUp(), Checked()],
+    [CommitRequested(6, ()), Fenced(replace(DONE, claim=MINE)), CleanedUp()],
+    [CommitRequested(5, ()), Fenced(replace(DONE, claim=MINE)), CleanedUp(), CommitRequested(6, ())],
+    [RecoveryRequested(), Fenced(replace(LISTED, claim=MINE)), CleanedUp(), *COPYING[-2:], Copied((C,))],
     [
-        [CommitRequested(6, (A,)), Fenced(replace(DONE, claim=MINE)), CleanedUp(), Checked()],
-        [CommitRequested(6, ()), Fenced(replace(DONE, claim=MINE)), CleanedUp()],
-        [CommitRequested(5, ()), Fenced(replace(DONE, claim=MINE)), CleanedUp(), CommitRequested(6, ())],
-        [RecoveryRequested(), Fenced(replace(LISTED, claim=MINE)), CleanedUp(), *COPYING[-2:], Copied((C,))],
-        [
-            *(RecoveryRequested(), Fenced(replace(LISTED, claim=MINE)), CleanedUp()),
-            *(Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), CleanedUp()),
-        ],
+        *(RecoveryRequested(), Fenced(replace(LISTED, claim=MINE)), CleanedUp()),
+        *(Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), CleanedUp()),
     ],
-)
+])  # fmt: skip
 def test_every_list_says_whose_the_job_is(path):
     core: CommitCore[MemoryHandle] = CommitCore("job", "mine")
     commands = [command for event in path for command in core.handle(event)]
@@ -403,12 +363,8 @@ def test_every_list_says_whose_the_job_is(path):
 
 
 # --- with a log in memory -----------------------------------------------------------------------------------------------
-
-
-def test_of_two_drivers_that_live_the_younger_continues_and_the_older_is_done_for():
-    log = MemoryTransactionLog()
-    sink = MemorySink(log)
-    old, young = (JobCommitter("job", sink.committer("job"), name) for name in ("old", "young"))
+def test_of_two_drivers_that_live_the_younger_continues_and_the_older_is_done_for(log, sink):
+    old, young = (driver(sink, name) for name in ("old", "young"))
     old.claim()
     old.commit(0, (prepared(sink, 0, 0, "a"),))
     young.claim()
@@ -416,27 +372,25 @@ def test_of_two_drivers_that_live_the_younger_continues_and_the_older_is_done_fo
     with pytest.raises(FencedError, match="another driver claimed it"):
         old.commit(1, (prepared(sink, 1, 1, "c"),))
     with pytest.raises(SupersededError, match="young"):  # which fences, and changes nothing
-        JobCommitter("job", sink.committer("job"), "old").commit(1, (prepared(sink, 1, 1, "c"),))
+        driver(sink, "old").commit(1, (prepared(sink, 1, 1, "c"),))
     with pytest.raises(FencedError):
         young.commit(1, (under_way,))
-    JobCommitter("job", sink.committer("job"), "young").commit(1, (under_way,))
+    driver(sink, "young").commit(1, (under_way,))
     assert visible(log) == ["a", "b"]
 
 
-def test_a_job_that_was_given_back_is_for_the_process_that_comes_but_not_for_a_driver_of_before():
-    log = MemoryTransactionLog()
-    sink = MemorySink(log)
+def test_a_job_that_was_given_back_is_for_the_process_that_comes_but_not_for_a_driver_of_before(log, sink):
     for name in ("older", "younger"):
-        JobCommitter("job", sink.committer("job"), name).claim()
+        driver(sink, name).claim()
     assert sink.recorded_epochs() == {}
-    assert JobCommitter("job", sink.committer("job"), "younger").recorded_epoch is None
-    JobCommitter("job", sink.committer("job"), "younger").release()
+    assert driver(sink, "younger").recorded_epoch is None
+    driver(sink, "younger").release()
     with pytest.raises(SupersededError, match=r"which has ended since \(claim 2\)"):
-        JobCommitter("job", sink.committer("job"), "older").commit(0, ())
-    unsupervised = JobCommitter("job", sink.committer("job"))
+        driver(sink, "older").commit(0, ())
+    unsupervised = driver(sink)
     unsupervised.commit(0, (prepared(sink, 0, 0, "a"),))
     assert unsupervised.is_first
-    JobCommitter("job", sink.committer("job"), "youngest").claim()
+    driver(sink, "youngest").claim()
     assert LISTS.deserialize(log.stored()["job"], "here") == CommitList(0, (), completed=True, claim=JobClaim(3, "youngest"))
 
 
@@ -445,7 +399,7 @@ def test_a_commit_shows_the_rows_and_leaves_nothing_open():
     sink = pickle.loads(pickle.dumps(MemorySink(log)))
     loser = prepared(sink, 0, 0, "a", number=1)
     handles = (prepared(sink, 0, 0, "a"), prepared(sink, 0, 1, "b", "c"))
-    committer = JobCommitter("job", sink.committer("job"))
+    committer = driver(sink)
     committer.commit(0, handles)
     assert visible(log) == ["a", "b", "c"]
     assert not log.unended("job")
@@ -456,28 +410,24 @@ def test_a_commit_shows_the_rows_and_leaves_nothing_open():
     assert sink.recorded_epochs() == {}
 
 
-def test_what_expires_after_it_is_listed_is_copied():
-    log = MemoryTransactionLog()
-    sink = MemorySink(log)
+def test_what_expires_after_it_is_listed_is_copied(log, sink):
     handles = (prepared(sink, 0, 0, "a"), prepared(sink, 0, 1, "b"))
     old = sink.committer("job")
     old.fence()
     old.record(CommitList(0, handles))
     log.expire(handles[1].number)
-    JobCommitter("job", sink.committer("job")).recover()
+    driver(sink).recover()
     assert sorted(visible(log)) == ["a", "b"]
     with pytest.raises(FencedError, match="another driver"):
         old.record(CommitList(0, ()))
 
 
-def test_what_expires_before_it_is_listed_fails_the_epoch_and_a_replay_writes_it():
-    log = MemoryTransactionLog()
-    sink = MemorySink(log)
+def test_what_expires_before_it_is_listed_fails_the_epoch_and_a_replay_writes_it(log, sink):
     handle = prepared(sink, 0, 0, "a")
     log.expire(handle.number)
     with pytest.raises(PeerError, match="not prepared any more"):
-        JobCommitter("job", sink.committer("job")).commit(0, (handle,))
-    JobCommitter("job", sink.committer("job")).commit(0, (prepared(sink, 0, 0, "a"),))
+        driver(sink).commit(0, (handle,))
+    driver(sink).commit(0, (prepared(sink, 0, 0, "a"),))
     assert visible(log) == ["a"]
 
 
@@ -517,27 +467,23 @@ def test_the_sink_is_asked_whether_what_was_committed_is_of_the_recorded_write()
     assert watched.confirmed == [handles]
 
 
-def test_what_an_epoch_was_made_from_is_durable():
-    log = MemoryTransactionLog()
-    sink = MemorySink(log)
-    JobCommitter("job", sink.committer("job")).commit(0, (prepared(sink, 0, 0, "a"),), "sha256:ab12")
+def test_what_an_epoch_was_made_from_is_durable(log, sink):
+    driver(sink).commit(0, (prepared(sink, 0, 0, "a"),), "sha256:ab12")
     assert LISTS.deserialize(log.stored()["job"], "here").content == "sha256:ab12"
 
 
-def test_a_sink_that_leaves_out_an_outcome_is_an_error_and_no_completed_epoch():
-    log = MemoryTransactionLog()
-    sink = MemorySink(log)
+def test_a_sink_that_leaves_out_an_outcome_is_an_error_and_no_completed_epoch(log, sink):
     with pytest.raises(ValueError, match="shorter"):
         JobCommitter("job", Watched(log, "job")).commit(0, (prepared(sink, 0, 0, "a"), prepared(sink, 0, 1, "b")))
-    JobCommitter("job", sink.committer("job")).recover()
+    driver(sink).recover()
     assert visible(log) == ["a", "b"]
 
 
 def test_a_stale_epoch_is_refused_in_the_name_of_its_job():
     log = MemoryTransactionLog()
-    JobCommitter("job", MemorySink(log).committer("job")).commit(5, ())
+    driver(MemorySink(log)).commit(5, ())
     with pytest.raises(StaleEpochError, match="'job' is to write epoch 4"):
-        JobCommitter("job", MemorySink(log).committer("job")).commit(4, ())
+        driver(MemorySink(log)).commit(4, ())
 
 
 @pytest.mark.parametrize("job", ["", "a/b", "a.b", "ä", "x" * 101])
@@ -551,7 +497,6 @@ def test_a_name_that_can_name_a_job():
 
 
 # --- the durable list ---------------------------------------------------------------------------------------------------
-
 GOLDEN_LISTS = {
     "commit_list_v1.json": replace(LISTED, content="sha256:ab12", claim=JobClaim(7, "12-34-56-ab12")),
     "commit_list_completed_v1.json": DONE,
@@ -581,38 +526,17 @@ def test_something_else_is_refused():
         LISTS.deserialize(enveloped(LISTS.serialize(LISTED), format="flink"), "over there")
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        *NO_ENVELOPES,
-        LISTS.serialize(LISTED)[:-1],
-        enveloped(LISTS.serialize(LISTED), version="1"),
-        enveloped(LISTS.serialize(LISTED), version=0),
-        enveloped(LISTS.serialize(LISTED), version=None),
-        changed(handle_version=0),
-        changed(epoch="five"),
-        changed(epoch=None),
-        changed(epoch=-1),
-        changed(epoch=1.5),
-        changed(completed="false"),
-        changed(completed=None),
-        changed(handles=None),
-        changed(handles=7),
-        changed(handles="ab"),
-        changed(handles=[{}]),
-        changed(handles=[{"number": "x"}]),
-        changed(destination=7),
-        changed(targets=[1]),
-        changed(targets=1),
-        changed(content=7),
-        changed(claim={"number": "1", "driver_id": None}),
-        changed(claim={"number": 1, "driver_id": 7}),
-        changed(claim={"number": 1, "driver_id": None}, epoch=None),
-        changed(epoch=None, completed=True, handles=[]),
-        *(without(LISTS.serialize(LISTED), field) for field in body_of(LISTS.serialize(LISTED))),
-    ],
-    ids=lambda data: data[:40].decode(errors="replace"),
-)
+@pytest.mark.parametrize("data", [
+    *NO_ENVELOPES, LISTS.serialize(LISTED)[:-1], enveloped(LISTS.serialize(LISTED), version="1"),
+    enveloped(LISTS.serialize(LISTED), version=0), enveloped(LISTS.serialize(LISTED), version=None),
+    changed(handle_version=0), changed(epoch="five"), changed(epoch=None), changed(epoch=-1), changed(epoch=1.5),
+    changed(completed="false"), changed(completed=None), changed(handles=None), changed(handles=7), changed(handles="ab"),
+    changed(handles=[{}]), changed(handles=[{"number": "x"}]), changed(destination=7), changed(targets=[1]),
+    changed(targets=1), changed(content=7), changed(claim={"number": "1", "driver_id": None}),
+    changed(claim={"number": 1, "driver_id": 7}), changed(claim={"number": 1, "driver_id": None}, epoch=None),
+    changed(epoch=None, completed=True, handles=[]),
+    *(without(LISTS.serialize(LISTED), field) for field in body_of(LISTS.serialize(LISTED))),
+], ids=lambda data: data[:40].decode(errors="replace"))  # fmt: skip
 def test_a_damaged_list_is_refused_and_the_place_is_named(data):
     with pytest.raises(StateError, match="over there: the list of transactions cannot be read: "):
         LISTS.deserialize(data, "over there")
@@ -623,20 +547,13 @@ def test_before_any_call_a_job_is_not_known_to_be_new():
 
 
 # --- what is refused, word by word ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("driver_id", "said"),
-    [
-        ("mine", "job 'job' is another driver's, his (claim 2): this one has stopped, and has changed nothing"),
-        (
-            None,
-            "job 'job' is that of a supervised driver, his (claim 2), and this query is not supervised: which of the two is "
-            "the younger cannot be determined, so it has stopped, and has changed nothing. If that one does not run any more, "
-            "start the job under supervision once and stop it there, which gives it back",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("driver_id", "said"), [
+    ("mine", "job 'job' is another driver's, his (claim 2): this one has stopped, and has changed nothing"),
+    (None,
+        "job 'job' is that of a supervised driver, his (claim 2), and this query is not supervised: which of the two is "
+        "the younger cannot be determined, so it has stopped, and has changed nothing. If that one does not run any more, "
+        "start the job under supervision once and stop it there, which gives it back"),
+])  # fmt: skip
 def test_a_job_of_another_driver_is_refused_with_whose_it_is_and_what_to_do(driver_id, said):
     with pytest.raises(SupersededError) as raised:
         refuse_another("job", driver_id, HIS)
@@ -648,16 +565,12 @@ SKIPPED = (
     "is not: what is recorded was forgotten, or its place was recreated, in between. Nothing was committed; the next try "
     "writes the epoch"
 )
-
-
 ASKED_SKIPPED = CommitRequested(5, (), skipped=True)
 
 
 @pytest.mark.parametrize("before", [READY, [ASKED_SKIPPED, Fenced(None)]], ids=["ready", "new"])
 def test_an_epoch_that_tasks_have_skipped_and_that_is_not_recorded_is_refused(before):
-    core = CommitCore("job")
-    for event in before:
-        core.handle(event)
+    core = driven(before)
     with pytest.raises(PeerError) as raised:
         core.handle(ASKED_SKIPPED if before is READY else CleanedUp())
     assert str(raised.value) == SKIPPED
@@ -665,8 +578,6 @@ def test_an_epoch_that_tasks_have_skipped_and_that_is_not_recorded_is_refused(be
 
 @pytest.mark.parametrize("before", [READY_AT_5, [ASKED_SKIPPED, Fenced(DONE)]], ids=["ready", "new"])
 def test_a_recorded_epoch_that_tasks_have_skipped_is_done(before):
-    core = CommitCore("job")
-    for event in before:
-        core.handle(event)
+    core = driven(before)
     core.handle(ASKED_SKIPPED if before is READY_AT_5 else CleanedUp())
     assert core.phase in (CommitPhase.CONFIRMING, CommitPhase.READY)

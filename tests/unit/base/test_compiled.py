@@ -12,6 +12,7 @@ import pytest
 from headrace.connectors.base.compiled import MARK, check_compiled
 from headrace.connectors.kafka import format as kafka_format
 from headrace.connectors.kafka.format import decode, encode
+from tests.helpers.python_path import printed
 
 SOURCE = b"VALUE = 1\n"
 
@@ -56,6 +57,15 @@ def test_one_that_does_not_say_its_source_is_used_unless_it_is_older(source, old
         check_compiled(source)
 
 
+def test_the_types_of_a_source_are_a_part_of_it(source):
+    source.with_suffix(".pxd").write_bytes(b"cdef int VALUE\n")
+    compiled(source, stamped(SOURCE + b"cdef int VALUE\n"))
+    check_compiled(source)
+    source.with_suffix(".pxd").write_bytes(b"cdef long VALUE\n")
+    with pytest.raises(ImportError, match="compiled from another"):
+        check_compiled(source)
+
+
 def test_a_source_alone_and_a_compiled_module_alone_are_used(source):
     check_compiled(source)
     compiled(source, stamped(b"other"))
@@ -69,4 +79,12 @@ def test_what_setup_py_has_compiled_says_its_source(module):
     if file.suffix == ".py":
         pytest.skip("the modules of this checkout are not compiled")
     source = Path(kafka_format.__path__[0], f"{module.__name__.rpartition('.')[2]}.py")
-    assert MARK + hashlib.sha256(source.read_bytes()).hexdigest().encode() in file.read_bytes()
+    content = source.read_bytes() + source.with_suffix(".pxd").read_bytes()
+    assert MARK + hashlib.sha256(content).hexdigest().encode() in file.read_bytes()
+
+
+@pytest.mark.parametrize("module", ["decode", "encode"])
+def test_running_a_compiled_module_does_not_import_cython(module):
+    name = f"headrace.connectors.kafka.format.{module}"
+    code = f"import sys, {name}; print([m for m in ('cython', 'Cython') if m in sys.modules])"
+    assert printed(code, Path(__file__).parent) == "[]"

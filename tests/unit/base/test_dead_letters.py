@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -59,15 +60,11 @@ class TestTheColumn:
         reason = settings(headers[2:]).pop("__connect.errors.exception.message")
         assert reason.startswith("value: is not JSON")
         assert settings(headers[2:]) == {
-            "__connect.errors.topic": "in",
-            "__connect.errors.partition": "0",
-            "__connect.errors.offset": "1",
-            "__connect.errors.connector.name": "headrace",
-            "__connect.errors.stage": "VALUE_CONVERTER",
+            "__connect.errors.topic": "in", "__connect.errors.partition": "0", "__connect.errors.offset": "1",
+            "__connect.errors.connector.name": "headrace", "__connect.errors.stage": "VALUE_CONVERTER",
             "__connect.errors.exception.class.name": "headrace.errors.CorruptDataError",
-            "__connect.errors.exception.message": reason,
-            "headrace.errors.timestamp": "1234",
-        }
+            "__connect.errors.exception.message": reason, "headrace.errors.timestamp": "1234",
+        }  # fmt: skip
 
     @pytest.mark.parametrize("columns", [[DEAD_LETTER, "offset"], ["offset", "timestamp", DEAD_LETTER], ["value", DEAD_LETTER]])
     def test_is_whole_whatever_other_columns_are_asked_for(self, kafka, columns):
@@ -124,32 +121,24 @@ class TestLetters:
 
     def test_one_of_kafka_connect_is_read_too_and_what_is_none_is_none(self):
         connect = [
-            ("h", b"v"),
-            ("__connect.errors.topic", b"orders"),
-            ("__connect.errors.partition", b"3"),
-            ("__connect.errors.offset", b"17"),
-            ("__connect.errors.connector.name", b"jdbc"),
+            ("h", b"v"), ("__connect.errors.topic", b"orders"), ("__connect.errors.partition", b"3"),
+            ("__connect.errors.offset", b"17"), ("__connect.errors.connector.name", b"jdbc"),
             ("__connect.errors.task.id", b"0"),
             ("__connect.errors.exception.class.name", b"org.apache.kafka.connect.errors.DataException"),
-            ("__connect.errors.exception.message", None),
-            ("__connect.errors.exception.stacktrace", b"..."),
+            ("__connect.errors.exception.message", None), ("__connect.errors.exception.stacktrace", b"..."),
             ("added", b"later"),
-        ]
+        ]  # fmt: skip
         letter = letter_of(connect)
         assert (letter.topic, letter.partition, letter.offset, letter.reason) == ("orders", 3, 17, None)
-        assert letter.headers == (("h", b"v"), ("added", b"later"))
-        assert letter_of([("h", b"v")]) is None
+        assert (letter.headers, letter_of([("h", b"v")])) == ((("h", b"v"), ("added", b"later")), None)
         assert letter_of([("__connect.errors.topic", None)]) is None
         assert letter_of([("__connect.errors.topic", b"t"), ("__connect.errors.offset", "²".encode())]).offset is None
 
 
 # --- written ----------------------------------------------------------------------------------------------------------
-
-
 def shouted(batch):
     """A pipeline's function: it sees no bad record, and none of the columns that tell of them."""
-    assert batch.schema.names == ["key", "value", "headers"]
-    assert batch.column("value").null_count == 0
+    assert (batch.schema.names, batch.column("value").null_count) == (["key", "value", "headers"], 0)
     return batch
 
 
@@ -231,20 +220,13 @@ class Job:
 
     def killed(self, epoch: int, ends: tuple[int, int], step: str, when: str) -> None:
         dying = DyingCommitter(self.sink.committer("job"), step, when)
-        if step == "task":
-            with pytest.raises(Killed):
-                self.run(epoch, ends, task_dies=True)
-        else:
-            with pytest.raises(Killed):
-                self.run(epoch, ends, dying)
-            assert dying.died
+        with pytest.raises(Killed):
+            self.run(epoch, ends, None if step == "task" else dying, task_dies=step == "task")
+        assert step == "task" or dying.died
         self.driver = None
 
 
-STEPS = [
-    ("task", "before"),
-    *((step, when) for step in ("fence", "check", "record", "end", "clean_up") for when in ("before", "after")),
-]
+STEPS = [("task", "before"), *product(("fence", "check", "record", "end", "clean_up"), ("before", "after"))]
 
 
 @pytest.mark.parametrize(

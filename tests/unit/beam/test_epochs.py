@@ -82,10 +82,10 @@ class Flink:
 
     def call(self, element: bytes) -> None:
         self.now_s += 20
-        lifetime, returned = self.committer.call(self.state or CommitterState(self.run), element, self.now_s)
-        self.state = returned.state
-        if returned.token is not None:
-            self.tokens.append((lifetime, returned.token))
+        before = self.state or CommitterState(self.run)
+        lifetime, self.state, token = self.committer.call(before, element, self.now_s)
+        if token is not None:
+            self.tokens.append((lifetime, token))
 
     def write(self) -> None:
         """A bundle with the next row, whose handle comes to the committer, or a heartbeat when all are written."""
@@ -120,6 +120,16 @@ def sink_of(kind: str, folder: Path) -> Any:
     return made
 
 
+@pytest.fixture
+def sink(tmp_path: Path) -> Any:
+    return sink_of("delta", tmp_path)
+
+
+@pytest.fixture
+def flink(sink: Any) -> Flink:
+    return Flink(sink)
+
+
 def values(sink: Any, folder: Path) -> list[str]:
     return delta_values(sink.uri) if isinstance(sink, DeltaSink) else iceberg_values(str(folder))
 
@@ -149,12 +159,17 @@ def killed_at(sink: Any, nth: int, first: Flink) -> bool:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("new_process", [True, False])
-def test_each_row_is_in_a_delta_table_once_whatever_step_a_process_is_killed_at(tmp_path, new_process):
+@pytest.mark.parametrize(
+    ("kind", "every", "new_process", "least"),
+    [("delta", 1, True, 60), ("delta", 4, False, 15), ("iceberg", 9, True, 6)],
+    ids=["delta", "delta, in the same process", "iceberg"],
+)
+def test_each_row_is_in_a_table_once_whatever_step_a_process_is_killed_at(tmp_path, kind, every, new_process, least):
     kills = 0
-    for nth in range(1, 1000, 1 if new_process else 4):
+    for nth in range(1, 1000, every):
         folder = tmp_path / str(nth)
-        sink = sink_of("delta", folder)
+        folder.mkdir()
+        sink = sink_of(kind, folder)
         flink = Flink(sink)
         if not killed_at(sink, nth, flink):
             break
@@ -162,25 +177,9 @@ def test_each_row_is_in_a_delta_table_once_whatever_step_a_process_is_killed_at(
         flink.replace_process() if new_process else flink.restore()
         flink.work(9)
         assert values(sink, folder) == ALL, nth
-        check_nothing_is_left(sink, folder, FIRST)
-    assert kills > (60 if new_process else 15)
-
-
-@pytest.mark.full
-def test_each_row_is_in_an_iceberg_table_once_whatever_step_a_process_is_killed_at(tmp_path):
-    kills = 0
-    for nth in range(1, 1000, 9):
-        folder = tmp_path / str(nth)
-        folder.mkdir()
-        sink = sink_of("iceberg", folder)
-        flink = Flink(sink)
-        if not killed_at(sink, nth, flink):
-            break
-        kills += 1
-        flink.replace_process()
-        flink.work(9)
-        assert values(sink, folder) == ALL, nth
-    assert kills > 6
+        if kind == "delta":
+            check_nothing_is_left(sink, folder, FIRST)
+    assert kills > least
 
 
 def test_a_job_that_continues_from_a_savepoint_commits_what_it_has_whatever_step_it_is_killed_at(tmp_path):
@@ -203,9 +202,7 @@ def test_a_job_that_continues_from_a_savepoint_commits_what_it_has_whatever_step
     assert kills > 25
 
 
-def test_what_is_durable_is_one_commit_and_nothing_before(tmp_path):
-    sink = sink_of("delta", tmp_path)
-    flink = Flink(sink)
+def test_what_is_durable_is_one_commit_and_nothing_before(flink, sink, tmp_path):
     for _ in range(3):
         flink.write()
     flink.checkpoint()
@@ -217,8 +214,7 @@ def test_what_is_durable_is_one_commit_and_nothing_before(tmp_path):
     assert len([path for path in (Path(sink.uri) / "_delta_log").glob("*.json") if '"add"' in path.read_text()]) == 1
 
 
-def test_a_second_job_from_one_savepoint_is_refused_and_so_is_the_first_that_still_runs(tmp_path):
-    sink = sink_of("delta", tmp_path)
+def test_a_second_job_from_one_savepoint_is_refused_and_so_is_the_first_that_still_runs(sink, tmp_path):
     first = Flink(sink)
     first.work(1)
     savepoint = first.completed
@@ -233,9 +229,7 @@ def test_a_second_job_from_one_savepoint_is_refused_and_so_is_the_first_that_sti
     assert values(sink, tmp_path) == ALL
 
 
-def test_a_savepoint_older_than_what_is_committed_is_refused(tmp_path):
-    sink = sink_of("delta", tmp_path)
-    flink = Flink(sink)
+def test_a_savepoint_older_than_what_is_committed_is_refused(flink, sink, tmp_path):
     flink.work(1)
     old = flink.completed
     flink.work(9)
@@ -245,9 +239,7 @@ def test_a_savepoint_older_than_what_is_committed_is_refused(tmp_path):
     assert values(sink, tmp_path) == ALL
 
 
-def test_an_older_checkpoint_with_as_many_transactions_of_other_rows_is_refused(tmp_path):
-    sink = sink_of("delta", tmp_path)
-    flink = Flink(sink)
+def test_an_older_checkpoint_with_as_many_transactions_of_other_rows_is_refused(flink, sink):
     flink.write()
     flink.checkpoint()
     old = flink.completed
@@ -272,8 +264,7 @@ def test_a_table_recreated_is_refused(tmp_path):
         Flink(other, FIRST, flink.completed).work(1)
 
 
-def test_a_committer_that_was_replaced_commits_nothing(tmp_path):
-    sink = sink_of("delta", tmp_path)
+def test_a_committer_that_was_replaced_commits_nothing(sink, tmp_path):
     zombie = Flink(sink)
     zombie.work(1)
     zombie.write()
@@ -286,9 +277,7 @@ def test_a_committer_that_was_replaced_commits_nothing(tmp_path):
     check_nothing_is_left(sink, tmp_path, FIRST)
 
 
-def test_what_a_writer_has_open_is_not_cleaned_up_while_it_may_still_be_handed_over(tmp_path):
-    sink = sink_of("delta", tmp_path)
-    flink = Flink(sink)
+def test_what_a_writer_has_open_is_not_cleaned_up_while_it_may_still_be_handed_over(flink, sink, tmp_path):
     writer = TableWriter(sink, FIRST)
 
     def begin() -> None:
@@ -305,10 +294,7 @@ def test_what_a_writer_has_open_is_not_cleaned_up_while_it_may_still_be_handed_o
     assert values(sink, tmp_path) == [*ALL, "slow"]
 
 
-def test_what_a_process_knew_before_a_restore_proves_nothing_after_it(tmp_path):
-    sink = sink_of("delta", tmp_path)
-    flink = Flink(sink)
-
+def test_what_a_process_knew_before_a_restore_proves_nothing_after_it(flink, sink, tmp_path):
     def write_two() -> None:
         flink.write()
         flink.write()
@@ -322,9 +308,7 @@ def test_what_a_process_knew_before_a_restore_proves_nothing_after_it(tmp_path):
     assert values(sink, tmp_path) == ALL
 
 
-def test_an_epoch_that_the_table_refuses_says_that_its_rows_are_not_read_again(tmp_path):
-    sink = sink_of("delta", tmp_path)
-    flink = Flink(sink)
+def test_an_epoch_that_the_table_refuses_says_that_its_rows_are_not_read_again(flink, sink):
     flink.write()
     for path in Path(sink.uri).glob("part-*/**/*.parquet"):
         path.unlink()

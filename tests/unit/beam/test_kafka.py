@@ -24,6 +24,7 @@ from headrace.kafka import At, Committed, Earliest, Latest, Timestamp
 from headrace.testing.fake_kafka import FakeKafka, NewRecord
 from tests.helpers.python_path import printed
 
+DESERIALIZER = "key.deserializer"
 CONFIG = {"bootstrap.servers": "localhost:9092"}
 
 
@@ -86,10 +87,7 @@ def test_other_properties_reach_the_client_and_may_be_numbers_and_booleans():
         ({"key_deserializer": "org.apache.kafka.common.serialization.LongDeserializer"}, "key_deserializer='org.apache"),
         ({"value_deserializer": "my.Deserializer"}, "value_deserializer='my.Deserializer' is a Java class"),
         ({"consumer_factory_fn_class": "my.Factory"}, "consumer_factory_fn_class names a Java class"),
-        (
-            {"config": {"key.deserializer": "x"}},
-            "consumer_config must not hold key.deserializer: the argument key_deserializer",
-        ),
+        ({"config": {DESERIALIZER: "x"}}, f"consumer_config must not hold {DESERIALIZER}: the argument key_deserializer"),
         ({"config": {"auto.offset.reset": "none"}}, "auto.offset.reset must be earliest or latest"),
         ({"config": {"enable.auto.commit": "perhaps"}}, "enable.auto.commit must be true or false"),
         ({"config": {"max.pol.records": "1"}}, "did you mean 'max.poll.records'"),
@@ -152,41 +150,33 @@ def test_only_the_columns_that_are_needed_are_built(arguments, columns):
     assert source_of(**arguments).schema.names == columns
 
 
+A_NUMBER = JsonFormat(pa.struct([("a", pa.int64())]))
+
+
 def test_formats_make_typed_batches_and_bad_records_can_be_kept():
-    value = JsonFormat(pa.struct([("a", pa.int64())]))
+    typed = {"value_format": A_NUMBER, "on_bad_record": "keep", "output": "arrow"}
     with FakeKafka() as kafka:
         kafka.create_topic("t", partitions=1)
         kafka.append("t", b'{"a": 1}', b"bad")
-        read = ReadFromKafka(
-            {"bootstrap.servers": kafka.bootstrap},
-            topics=["t"],
-            start=Earliest(),
-            stop=Latest(),
-            value_format=value,
-            on_bad_record="keep",
-            output="arrow",
-        )
+        read = ReadFromKafka({"bootstrap.servers": kafka.bootstrap}, ["t"], start=Earliest(), stop=Latest(), **typed)
         source = pickle.loads(pickle.dumps(read._read._source))
         assert source.schema.names == [*ALL_COLUMNS, "badValue", "badReason", "deadLetter"]
         rows = [row for batch in source.batches() for row in batch.to_pylist()]
     assert [(row["value"], row["badValue"]) for row in rows] == [({"a": 1}, None), (None, b"bad")]
-    asked = {"value_format": value, "on_bad_record": "keep", "output": "arrow", "columns": ["offset", "badValue"]}
-    assert source_of(**asked).schema.names == ["offset", "badValue"]
+    assert source_of(**typed, columns=["offset", "badValue"]).schema.names == ["offset", "badValue"]
     with pytest.raises(UsageError, match='value_format and key_format are for output="arrow"'):
-        source_of(value_format=value)
+        source_of(value_format=A_NUMBER)
 
 
 def test_dead_letters_are_an_output_of_their_own_that_can_be_written():
-    value = JsonFormat(pa.struct([("a", pa.int64())]))
+    typed = {"value_format": A_NUMBER, "on_bad_record": "keep", "output": "arrow"}
     with FakeKafka() as kafka:
         for topic in ("t", "letters"):
             kafka.create_topic(topic, partitions=1)
         kafka.append("t", b'{"a": 1}', NewRecord(b"bad", key=b"k", headers=[("h", b"v")]), b'{"a": 2}')
         config = {"bootstrap.servers": kafka.bootstrap}
         with beam.Pipeline() as pipeline:
-            read = ReadFromKafka(
-                config, ["t"], start=Earliest(), stop=Latest(), value_format=value, on_bad_record="keep", output="arrow"
-            )
+            read = ReadFromKafka(config, ["t"], start=Earliest(), stop=Latest(), **typed)
             records, dead = pipeline | read | SplitDeadLetters()
             _ = dead | WriteToKafka(config, "letters")
             rows = records | beam.FlatMap(lambda batch: batch.select(["value", "offset"]).to_pylist())
@@ -252,15 +242,11 @@ def test_records_with_metadata_have_a_schema_that_sql_and_other_languages_read()
     schema = typing_to_runner_api(KafkaRecord).row_type.schema
     number, text, octets = schema_pb2.INT64, schema_pb2.STRING, schema_pb2.BYTES
     assert {field.name: (kind(field), field.type.nullable) for field in schema.fields} == {
-        "topic": (text, False),
-        "partition": (number, False),
-        "offset": (number, False),
-        "timestamp": (number, False),
+        **dict.fromkeys(("topic", "timestampTypeName"), (text, False)),
+        **dict.fromkeys(("partition", "offset", "timestamp", "timestampTypeId"), (number, False)),
         "key": (octets, True),
         "value": (octets, True),
         "headers": ("array_type", True),
-        "timestampTypeId": (number, False),
-        "timestampTypeName": (text, False),
     }
     header = schema.fields[6].type.array_type.element_type.row_type.schema
     fields = {field.name: (kind(field), field.type.nullable) for field in header.fields}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 import time
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from unittest.mock import Mock
 
 import apache_beam as beam
 import pyarrow as pa
@@ -52,13 +53,17 @@ def stages(source, **options):
     return Stage(enumerate_fn), Stage(read_fn)
 
 
+@contextmanager
+def closing_all():
+    """Gives the stage or run that it is given, which is closed at the end."""
+    with ExitStack() as items:
+        yield lambda item: items.enter_context(closing(item))
+
+
 @pytest.fixture
 def opened():
-    """Stages and runs to be closed."""
-    items = []
-    yield items
-    for item in items:
-        item.close()
+    with closing_all() as opened:
+        yield opened
 
 
 # --- the enumerating stage -----------------------------------------------------------------------------------------
@@ -80,10 +85,8 @@ class Counting(MemoryDiscovery):
 
 
 def test_only_a_fresh_enumeration_initialises():
-    source = MemorySource(log_of(a="1"))
-    discovery = Counting(source)
-    driver = SourceDriver(source, discovery)
-    first = look(Fresh(), driver)
+    discovery = Counting(source := MemorySource(log_of(a="1")))
+    first = look(Fresh(), driver := SourceDriver(source, discovery))
     look(Enumerated(first.checkpoint), driver)
     look(Enumerated(first.checkpoint), driver)
     assert discovery.calls == ("initial", "later", "later")
@@ -102,10 +105,8 @@ def test_a_look_emits_what_is_new_and_keeps_what_is_known():
 
 
 def test_a_later_look_that_fails_for_a_while_finds_nothing():
-    source = MemorySource(log_of(a="1"))
-    discovery = Counting(source)
-    driver = SourceDriver(source, discovery)
-    first = look(Fresh(), driver)
+    discovery = Counting(source := MemorySource(log_of(a="1")))
+    first = look(Fresh(), driver := SourceDriver(source, discovery))
     discovery.failure = RetriableError("no leader")
     found = look(Enumerated(first.checkpoint), driver)
     assert (found.added, found.failure) == ([], discovery.failure)
@@ -117,15 +118,13 @@ def test_a_later_look_that_fails_for_a_while_finds_nothing():
 def test_without_an_interval_it_looks_at_the_start_and_after_a_restore_only(opened):
     log = log_of(a="1")
     source = MemorySource(log)
-    run = BeamRun(source, None, discovery_interval_s=None)
-    opened.append(run)
+    run = opened(BeamRun(source, None, discovery_interval_s=None))
     log.create("b")
     run.look_for_splits()
     run.step(0)
     run.step(0)
     assert len(run.job.reading) == 1
-    restored = BeamRun(source, run.checkpoint(), discovery_interval_s=None)
-    opened.append(restored)
+    restored = opened(BeamRun(source, run.checkpoint(), discovery_interval_s=None))
     assert len(restored.job.reading) == 2
 
 
@@ -141,13 +140,11 @@ def test_a_look_after_a_restore_that_fails_or_is_inconclusive_is_had_again_witho
         found = later(self, known)
         return replace(found, inconclusive=disputes.pop(), added=[]) if disputes else found
 
-    run = BeamRun(MemorySource(log), None, discovery_interval_s=None)
-    opened.append(run)
+    run = opened(BeamRun(MemorySource(log), None, discovery_interval_s=None))
     log.create("b")
     monkeypatch.setattr(MemoryDiscovery, "later", halting)
     monkeypatch.setattr(pauses, "DISCOVERY_RETRY_S", 1e-9)
-    restored = BeamRun(MemorySource(log), run.checkpoint(), discovery_interval_s=None)
-    opened.append(restored)
+    restored = opened(BeamRun(MemorySource(log), run.checkpoint(), discovery_interval_s=None))
     assert len(restored.job.reading) == 1
     restored.look_for_splits()
     restored.step(0)
@@ -162,8 +159,7 @@ def test_the_pause_before_a_look_that_is_had_again_grows(opened, monkeypatch, in
     def inconclusive(self, known):
         return DiscoveryResult([], inconclusive=RetriableError("whether there is a c is not known"))
 
-    enumerate_stage, _ = stages(MemorySource(log_of(a="1")), discovery_interval_s=interval_s)
-    opened.append(enumerate_stage)
+    enumerate_stage = opened(stages(MemorySource(log_of(a="1")), discovery_interval_s=interval_s)[0])
     (work,) = enumerate_stage.process(enumerate_stage.begin(BEGIN)).residuals
     monkeypatch.setattr(MemoryDiscovery, "later", inconclusive)
     monkeypatch.setattr(pauses, "DISCOVERY_RETRY_S", 1e-9)
@@ -179,8 +175,7 @@ def test_the_pause_before_a_look_that_is_had_again_grows(opened, monkeypatch, in
 
 def test_a_ledger_taken_back_is_looked_at_again_at_once(opened):
     log = log_of(a="1")
-    run = BeamRun(MemorySource(log), None, discovery_interval_s=1e-9)
-    opened.append(run)
+    run = opened(BeamRun(MemorySource(log), None, discovery_interval_s=1e-9))
     run.checkpoint()
     log.create("b")
     run.look_for_splits()
@@ -192,22 +187,19 @@ def test_a_ledger_taken_back_is_looked_at_again_at_once(opened):
 
 
 def test_a_bounded_source_leaves_nothing_to_enumerate(opened):
-    enumerate_stage, read_stage = stages(MemorySource(log_of(a="12"), bounded=True))
-    opened += [enumerate_stage, read_stage]
+    enumerate_stage = opened(stages(MemorySource(log_of(a="12"), bounded=True))[0])
     assert enumerate_stage.process(enumerate_stage.begin(BEGIN)).residuals == []
 
 
 def test_an_unbounded_source_is_asked_again_after_the_interval(opened):
-    enumerate_stage, read_stage = stages(MemorySource(log_of(a="12")), discovery_interval_s=2.0)
-    opened += [enumerate_stage, read_stage]
+    enumerate_stage = opened(stages(MemorySource(log_of(a="12")), discovery_interval_s=2.0)[0])
     assert enumerate_stage.process(enumerate_stage.begin(BEGIN)).delay_s == pytest.approx(2.0, abs=0.5)
 
 
 @pytest.mark.parametrize("interval_s", [0.25, 1.0, 3.0])
 def test_flink_drops_the_fraction_of_a_pause_and_the_enumeration_still_pauses(opened, interval_s):
     """Its runner takes whole seconds of what is left of the pause when the call has ended."""
-    enumerate_stage, _ = stages(MemorySource(log_of(a="12")), discovery_interval_s=interval_s)
-    opened.append(enumerate_stage)
+    enumerate_stage = opened(stages(MemorySource(log_of(a="12")), discovery_interval_s=interval_s)[0])
     assert interval_s <= int(enumerate_stage.process(enumerate_stage.begin(BEGIN)).delay_s) <= interval_s + 1
 
 
@@ -220,8 +212,7 @@ def test_a_vanished_split_fails_every_attempt_of_the_job_and_not_only_the_first(
         raise DataLossError("b is gone")
 
     monkeypatch.setattr(MemorySource, "on_splits_missing", on_splits_missing)
-    run = BeamRun(MemorySource(log), None)
-    opened.append(run)
+    run = opened(BeamRun(MemorySource(log), None))
     run.checkpoint()
     log.hide("b")
     for _ in range(20):
@@ -236,8 +227,7 @@ def test_a_vanished_split_fails_every_attempt_of_the_job_and_not_only_the_first(
 def test_a_vanished_split_that_may_be_gone_is_reported_once(opened, monkeypatch):
     log, reports = log_of(a="1", b="1"), []
     monkeypatch.setattr(MemorySource, "on_splits_missing", lambda self, splits: reports.append([s.split_id for s in splits]))
-    run = BeamRun(MemorySource(log), None)
-    opened.append(run)
+    run = opened(BeamRun(MemorySource(log), None))
     log.hide("b")
     for _ in range(10):
         run._step_enumerate()
@@ -248,8 +238,7 @@ def test_a_split_that_can_never_come_back_leaves_the_enumeration(opened, monkeyp
     """findings: Source 6. One that may come back stays, or it would be read twice."""
     log, gone = log_of(a="1", b="1"), set()
     monkeypatch.setattr(MemorySource, "confirm_deleted", lambda self, splits: frozenset(s.split_id for s in splits) & gone)
-    enumerate_stage, _ = stages(MemorySource(log), discovery_interval_s=1e-9)
-    opened.append(enumerate_stage)
+    enumerate_stage = opened(stages(MemorySource(log), discovery_interval_s=1e-9)[0])
     (work,) = enumerate_stage.process(enumerate_stage.begin(BEGIN)).residuals
     log.hide("b")
     known = []
@@ -262,8 +251,7 @@ def test_a_split_that_can_never_come_back_leaves_the_enumeration(opened, monkeyp
 
 def test_splits_found_at_first_hold_the_watermark_back_and_the_enumeration_does_not(opened):
     log = log_of(a="1")
-    enumerate_stage, read_stage = stages(MemorySource(log), discovery_interval_s=1e-9)
-    opened += [enumerate_stage, read_stage]
+    enumerate_stage = opened(stages(MemorySource(log), discovery_interval_s=1e-9)[0])
     first = enumerate_stage.process(enumerate_stage.begin(BEGIN))
     assert [output.timestamp for output in first.outputs] == [MIN_TIMESTAMP]
     assert first.watermark > Timestamp.now() - 10
@@ -278,8 +266,7 @@ def test_splits_found_at_first_hold_the_watermark_back_and_the_enumeration_does_
 
 
 def begin(opened, source, **options):
-    enumerate_stage, read_stage = stages(source, **options)
-    opened += [enumerate_stage, read_stage]
+    enumerate_stage, read_stage = map(opened, stages(source, **options))
     found = enumerate_stage.process(enumerate_stage.begin(BEGIN)).outputs
     return read_stage, [read_stage.begin(output.value, output.timestamp) for output in found]
 
@@ -340,11 +327,7 @@ def test_sixteen_busy_splits_have_one_reader_for_all_calls(opened, monkeypatch):
 
 def test_a_call_that_fails_closes_its_reader(opened, monkeypatch):
     closed = []
-
-    def fail(self, timeout):
-        raise CorruptDataError("rubbish")
-
-    monkeypatch.setattr(MemoryReader, "poll", fail)
+    monkeypatch.setattr(MemoryReader, "poll", Mock(side_effect=CorruptDataError("rubbish")))
     monkeypatch.setattr(MemoryReader, "close", lambda self: closed.append(1))
     stage, (work,) = begin(opened, MemorySource(log_of(a="12")))
     with pytest.raises(CorruptDataError):
@@ -366,17 +349,15 @@ def dividing(stage, work, after, fraction, rest):
 
 def read_divided(source, splits, **options):
     """The values of all that is read, when the runner asks for these divisions, one each call."""
-    opened, read = [], []
-    stage, todo = begin(opened, source, **options)
-    asked = iter(splits)
-    while todo:
-        work, rest = todo.pop(0), []
-        stage.on_output = dividing(stage, work, *next(asked, (1000, 0.0)), rest)
-        bundle = stage.process(work)
-        todo += rest + bundle.residuals
-        read += values_of(output.value for output in bundle.outputs)
-    for item in opened:
-        item.close()
+    read, asked = [], iter(splits)
+    with closing_all() as opened:
+        stage, todo = begin(opened, source, **options)
+        while todo:
+            work, rest = todo.pop(0), []
+            stage.on_output = dividing(stage, work, *next(asked, (1000, 0.0)), rest)
+            bundle = stage.process(work)
+            todo += rest + bundle.residuals
+            read += values_of(output.value for output in bundle.outputs)
     return read
 
 
@@ -569,8 +550,7 @@ def published(monkeypatch):
 
 def test_nothing_is_published_unless_asked_for(opened, monkeypatch):
     found = published(monkeypatch)
-    run = BeamRun(MemorySource(log_of(a="1234")), None, publish=False)
-    opened.append(run)
+    run = opened(BeamRun(MemorySource(log_of(a="1234")), None, publish=False))
     run.step(0)
     run.checkpoint()
     assert found == []
@@ -578,8 +558,7 @@ def test_nothing_is_published_unless_asked_for(opened, monkeypatch):
 
 def test_on_flink_a_position_is_published_once_a_later_checkpoint_proves_it(opened, monkeypatch):
     found = published(monkeypatch)
-    run = BeamRun(MemorySource(log_of(a="123456")), None)
-    opened.append(run)
+    run = opened(BeamRun(MemorySource(log_of(a="123456")), None))
     run.step(0)
     run.snapshot()
     run.step(0)  # after the barrier, but finalised with the rest
@@ -601,8 +580,7 @@ def test_a_position_that_cannot_be_published_now_is_published_later(opened, monk
         found.extend(splits)
 
     monkeypatch.setattr(MemorySource, "checkpoint_completed", completed)
-    run = BeamRun(MemorySource(log_of(a="1234")), None)
-    opened.append(run)
+    run = opened(BeamRun(MemorySource(log_of(a="1234")), None))
     for _ in range(4):
         run.step(0)
         run.checkpoint()
@@ -669,12 +647,8 @@ def test_publishing_on_flink_without_a_checkpoint_interval_is_refused(runner, re
         pipeline = beam.Pipeline(runner, PipelineOptions(["--streaming", *interval]))
         with pytest.raises(UsageError, match="--checkpointing_interval=10000") if refused else nullcontext():
             _ = pipeline | read()
-    _ = (
-        beam.Pipeline(
-            runner, PipelineOptions(["--streaming", "--checkpointing_interval=5000", "--min_pause_between_checkpoints=500"])
-        )
-        | read()
-    )
+    options = PipelineOptions(["--streaming", "--checkpointing_interval=5000", "--min_pause_between_checkpoints=500"])
+    _ = beam.Pipeline(runner, options) | read()
 
 
 @pytest.mark.parametrize(
@@ -683,8 +657,7 @@ def test_publishing_on_flink_without_a_checkpoint_interval_is_refused(runner, re
 def test_how_many_readers_there_are_is_said_or_is_the_pipelines_parallelism(opened, given, options, readers):
     source = MemorySource(log_of(**dict.fromkeys("abcdefghij", "1")))
     parsed = PipelineOptions(options).get_all_options()
-    enumerate_stage = Stage(ReadFromSource(source, num_readers=given).stages(parsed)[0])
-    opened.append(enumerate_stage)
+    enumerate_stage = opened(Stage(ReadFromSource(source, num_readers=given).stages(parsed)[0]))
     assert len(enumerate_stage.process(enumerate_stage.begin(BEGIN)).outputs) == readers
 
 

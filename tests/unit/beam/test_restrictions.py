@@ -176,12 +176,8 @@ def test_however_a_range_is_claimed_and_divided_every_offset_is_read_once(start,
     assert sorted(read) == list(range(start, start + length))
 
 
-def tracker_of(state):
-    return OffsetSplitTracker(state)
-
-
 def reader_tracker(*splits, unpublished=(), publishes=False):
-    return ReaderTracker(ReaderRestriction(splits, tuple(unpublished)), tracker_of, publishes=publishes)
+    return ReaderTracker(ReaderRestriction(splits, tuple(unpublished)), OffsetSplitTracker, publishes=publishes)
 
 
 def claim(split_id, at, stop=None, *, done=False):

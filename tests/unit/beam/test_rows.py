@@ -87,15 +87,8 @@ def test_a_topic_of_a_registry_is_rows_in_a_pipeline_and_back(kafka, flights):
     kafka.append("flights", value, value)
     config = {"bootstrap.servers": kafka.bootstrap}
     with beam.Pipeline("FnApiRunner") as pipeline:  # Beam's in Python
-        read = ReadFromKafka(
-            config,
-            ["flights"],
-            start=Earliest(),
-            stop=Latest(),
-            value_format=flights,
-            output="rows",
-            columns=["value", "offset"],
-        )
+        typed = {"value_format": flights, "output": "rows", "columns": ["value", "offset"]}
+        read = ReadFromKafka(config, ["flights"], start=Earliest(), stop=Latest(), **typed)
         rows = pipeline | read
         assert isinstance(coders.get_coder(rows.element_type), RowCoder)
         settings = rows | beam.Map(lambda row: (row.value.carrier, row.value.at, row.value.legs[0].km, row.offset))

@@ -61,23 +61,9 @@ EVENTS: dict[type, Any] = {
     BundleFinalised: BundleFinalised(),
 }
 TROUBLES = (
-    "restore",
-    "died before CleanUp",
-    "died before End",
-    "died before Copy",
-    "died before Write",
-    "died in Write",
-    "failed CleanUp",
-    "failed End",
-    "failed Copy",
-    "failed Write",
-    "zombie",
-    "expired prepared",
-    "expired open",
-    "copy",
-    "checkpoint",
-    "aborted checkpoint",
-    "savepoint",
+    *("restore", "zombie", "expired prepared", "expired open", "copy", "checkpoint", "aborted checkpoint", "savepoint"),
+    *(f"died {when}" for when in ("before CleanUp", "before End", "before Copy", "before Write", "in Write")),
+    *(f"failed {command}" for command in ("CleanUp", "End", "Copy", "Write")),
 )
 
 
@@ -112,6 +98,11 @@ class Caller:
         return RowsWritten(handle) if isinstance(command, Write) else Copied((handle,))
 
 
+@pytest.fixture
+def caller() -> Caller:
+    return Caller()
+
+
 def durable(caller: Caller) -> None:
     """Two checkpoints, each with a call between."""
     for _ in range(2):
@@ -120,8 +111,7 @@ def durable(caller: Caller) -> None:
             callback()
 
 
-def test_a_transaction_is_committed_once_a_later_bundle_is_finalised_and_then_forgotten() -> None:
-    caller = Caller()
+def test_a_transaction_is_committed_once_a_later_bundle_is_finalised_and_then_forgotten(caller: Caller) -> None:
     commands, first = caller.call(has_rows=True)
     assert commands == [CleanUp(()), Write(0)]
     first()
@@ -134,27 +124,23 @@ def test_a_transaction_is_committed_once_a_later_bundle_is_finalised_and_then_fo
     assert third is None
 
 
-def test_a_restored_shard_cleans_up_first_keeping_what_its_state_names() -> None:
-    caller = Caller()
+def test_a_restored_shard_cleans_up_first_keeping_what_its_state_names(caller: Caller) -> None:
     caller.state = ShardState("run", 7, (PreparedTransaction(7, MemoryHandle(70)),))
     commands, _ = caller.call(has_rows=True)
     assert commands == [CleanUp((MemoryHandle(70),)), Write(0)]
 
 
-def test_what_a_restored_state_names_is_committed_by_later_checkpoints_without_any_rows() -> None:
-    caller = Caller()
+def test_what_a_restored_state_names_is_committed_by_later_checkpoints_without_any_rows(caller: Caller) -> None:
     caller.state = ShardState("run", 7, (PreparedTransaction(7, MemoryHandle(70)),))
     durable(caller)
     commands, _ = caller.call()
     assert commands == [End(MemoryHandle(70))]
 
 
-def test_a_process_that_continues_after_an_older_savepoint_trusts_nothing_it_knew() -> None:
-    caller = Caller()
+def test_a_process_that_continues_after_an_older_savepoint_trusts_nothing_it_knew(caller: Caller) -> None:
     older = caller.state
     for _ in range(3):
-        _, callback = caller.call(has_rows=True)
-        callback()
+        caller.call(has_rows=True)[1]()
     durable(caller)
     caller.state = older
     commands, callback = caller.call(has_rows=True)
@@ -164,8 +150,7 @@ def test_a_process_that_continues_after_an_older_savepoint_trusts_nothing_it_kne
     assert commands == []
 
 
-def test_a_finalisation_of_the_time_before_a_restore_proves_nothing() -> None:
-    caller = Caller()
+def test_a_finalisation_of_the_time_before_a_restore_proves_nothing(caller: Caller) -> None:
     older = caller.state
     _, first = caller.call(has_rows=True)
     first()
@@ -177,8 +162,7 @@ def test_a_finalisation_of_the_time_before_a_restore_proves_nothing() -> None:
     assert commands == []
 
 
-def test_transactions_that_are_not_ended_have_slots_of_their_own_and_slots_are_used_again() -> None:
-    caller = Caller()
+def test_transactions_that_are_not_ended_have_slots_of_their_own_and_slots_are_used_again(caller: Caller) -> None:
     assert [caller.call(has_rows=True)[0][-1] for _ in range(3)] == [Write(0), Write(1), Write(2)]
     used = []
     for _ in range(50):
@@ -188,8 +172,7 @@ def test_transactions_that_are_not_ended_have_slots_of_their_own_and_slots_are_u
     assert 0 in used
 
 
-def test_a_slot_is_left_alone_for_a_while_as_its_commit_may_not_be_through() -> None:
-    caller = Caller()
+def test_a_slot_is_left_alone_for_a_while_as_its_commit_may_not_be_through(caller: Caller) -> None:
     released: list[int] = []
     for _ in range(50):
         durable(caller)
@@ -212,25 +195,20 @@ def test_a_slot_that_wrote_nothing_or_failed_is_free_again(end: RowsWritten[Any]
     assert slots == [number % (SPARE_SLOTS + 1) for number in range(3 * SPARE_SLOTS)]
 
 
-def test_what_timed_out_is_copied_and_the_copy_waits_for_its_checkpoint() -> None:
-    caller = Caller()
-    _, callback = caller.call(has_rows=True)
-    callback()
+def test_what_timed_out_is_copied_and_the_copy_waits_for_its_checkpoint(caller: Caller) -> None:
+    caller.call(has_rows=True)[1]()
     caller.aborted.add(MemoryHandle(0))
-    _, callback = caller.call()
-    callback()
+    caller.call()[1]()
     commands, callback = caller.call()
     assert commands == [End(MemoryHandle(0)), Copy((MemoryHandle(0),))]
     assert caller.state.entries == (PreparedTransaction(2, MemoryHandle(1), copied=True),)
     callback()
-    _, callback = caller.call()
-    callback()
+    caller.call()[1]()
     commands, _ = caller.call()
     assert commands == [End(MemoryHandle(1))]
 
 
-def test_a_shard_cleans_up_again_and_again_for_what_a_zombie_worker_started() -> None:
-    caller = Caller()
+def test_a_shard_cleans_up_again_and_again_for_what_a_zombie_worker_started(caller: Caller) -> None:
     caller.call()
     caller.now_s = CLEAN_UP_S
     commands, _ = caller.call()
@@ -260,14 +238,15 @@ def test_what_is_not_in_the_table_is_refused(phase: ShardPhase, event: type) -> 
     assert call.phase is phase
 
 
+def play_all(*injected: type[Shard[Any]], **engine: Engine) -> None:
+    for seed in range(2000):
+        schedule(seed, *injected, **engine)
+
+
 @pytest.mark.parametrize("injected", INJECTED, ids=lambda injected: injected.__name__)
 def test_the_checker_finds(injected: type[Shard[Any]]) -> None:
-    def play() -> None:
-        for seed in range(2000):
-            schedule(seed, injected)
-
     with pytest.raises(BrokenPromiseError):
-        play()
+        play_all(injected)
 
 
 REFUSED = {
@@ -280,13 +259,8 @@ REFUSED = {
 @pytest.mark.parametrize("option", REFUSED)
 def test_under_an_option_that_is_refused_the_promise_is_broken(option: str) -> None:
     assert option in {rule.option for rule in RULES}
-
-    def play() -> None:
-        for seed in range(2000):
-            schedule(seed, engine=REFUSED[option])
-
     with pytest.raises(BrokenPromiseError):
-        play()
+        play_all(engine=REFUSED[option])
 
 
 def test_a_shard_whose_calls_are_spread_over_processes_never_commits() -> None:

@@ -180,8 +180,7 @@ class TestSchemas:
     def test_text_is_strings_or_bytes_by_its_coder(self, tmp_path):
         folder = tmp_path / "data"
         assert BeamSource(beam_files.text(folder)).schema == pa.schema([("value", pa.string())])
-        coder = beam.coders.BytesCoder()
-        source = BeamSource(beam.io.ReadFromText(f"{folder}/0.txt", coder=coder))
+        source = BeamSource(beam.io.ReadFromText(f"{folder}/0.txt", coder=beam.coders.BytesCoder()))
         assert source.schema == pa.schema([("value", pa.binary())])
         assert rows_of(source, splits_of(source))[0] == {"value": beam_files.LINES[0].encode()}
 

@@ -80,13 +80,8 @@ def test_a_value_is_held_as_it_is(value: Any, kind: pa.DataType, held: Any) -> N
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
-        (AT, pa.timestamp("ms")),
-        (AT, pa.int64()),
-        (AT, pa.date32()),
-        (AT, pa.time64("us")),
-        (AT, pa.duration("us")),
-        (Duration(1), UTC),
-        (Duration(1), pa.int64()),
+        *((AT, kind) for kind in (pa.timestamp("ms"), pa.int64(), pa.date32(), pa.time64("us"), pa.duration("us"))),
+        *((Duration(1), kind) for kind in (UTC, pa.int64())),
         (Duration(micros=1), pa.duration("ms")),
         (MAX_TIMESTAMP, pa.timestamp("ns")),
         ([AT], pa.list_(pa.int64())),
@@ -95,21 +90,16 @@ def test_a_value_is_held_as_it_is(value: Any, kind: pa.DataType, held: Any) -> N
         ({"k": WHEN}, pa.map_(pa.string(), pa.date32())),
         ({None: 1}, pa.map_(pa.string(), pa.int64())),
         (Point(WHEN), pa.struct([("x", pa.date32()), ("y", pa.int64())])),
-        (Point(1), pa.struct([("x", pa.int64())])),
-        ((1, 2), pa.struct([("x", pa.int64())])),
-        (7, pa.struct([("x", pa.int64())])),
-        (7, pa.list_(pa.int64())),
-        (b"ab", pa.list_(pa.int64())),
+        *((value, pa.struct([("x", pa.int64())])) for value in (Point(1), (1, 2), 7)),
+        *((value, pa.list_(pa.int64())) for value in (7, b"ab")),
         (np.float64(1.5), pa.int64()),
         (np.float32(1.5), pa.date32()),
         (np.bool_(True), pa.int64()),
         (np.datetime64("2023-11-14T22:13"), pa.date32()),
         (np.datetime64("2023-11-14T22:13:20.123456789"), UTC),
         (np.datetime64("2023-11-14"), pa.int64()),
-        (1.5, UTC),
-        (1.5, pa.date32()),
-        (Decimal("1.5"), UTC),
-        (Decimal("1.5"), pa.uint8()),
+        *((1.5, kind) for kind in (UTC, pa.date32())),
+        *((Decimal("1.5"), kind) for kind in (UTC, pa.uint8())),
         (2**53 + 1, pa.float64()),
     ],
 )
@@ -140,9 +130,6 @@ def test_times_that_no_datetime_has() -> None:
 def test_the_first_rows_suggest_beams_times() -> None:
     schema = schema_of(Elements(beam.Row(at=None, d=Duration(1)), beam.Row(at=AT, d=None)))
     assert schema == pa.schema([("at", UTC), ("d", pa.duration("us"))])
-
-
-NESTED = pa.struct([("at", pa.timestamp("us")), ("b", pa.int64())])
 
 
 @pytest.mark.parametrize(
@@ -197,18 +184,11 @@ def batches_of(*elements: Any, topic: str | None = "t", **formats: Any) -> list[
 
 @pytest.mark.parametrize("at", [AT, WHEN, 1_700_000_000_123, np.datetime64("2023-11-14T22:13:20.123456")])
 def test_a_record_has_the_time_of_its_row(at: Any) -> None:
-    header = KafkaHeader("h", b"1")
-    row = beam.Row(key=b"k", value=b"v", timestamp=at, partition=np.int32(3), headers=[header])
+    row = beam.Row(key=b"k", value=b"v", timestamp=at, partition=np.int32(3), headers=[KafkaHeader("h", b"1")])
     (batch,) = batches_of(row, beam.Row(key=None, value=None))
     first, second = batch.to_pylist()
-    assert first == {
-        "key": b"k",
-        "value": b"v",
-        "headers": [{"key": "h", "value": b"1"}],
-        "partition": 3,
-        "timestamp": WHEN.replace(microsecond=123000),
-        "topic": "t",
-    }
+    wanted = {"key": b"k", "value": b"v", "headers": [{"key": "h", "value": b"1"}], "partition": 3, "topic": "t"}
+    assert first == {**wanted, "timestamp": WHEN.replace(microsecond=123000)}
     assert second == {"key": None, "value": None, "headers": None, "partition": None, "timestamp": None, "topic": "t"}
 
 
@@ -264,10 +244,8 @@ def test_records_as_they_were_read_are_copied_to_the_topic_that_is_given() -> No
     times = [1_700_000_000_123, -1]
     records = [KafkaRecord("in", 7, 5, time, b"k", b"v", [KafkaHeader("h", None)], 0, "CreateTime") for time in times]
     (batch,) = batches_of(*records)
-    assert (
-        batch.drop_columns(["timestamp", "headers"]).to_pylist()
-        == [{"key": b"k", "value": b"v", "partition": None, "topic": "t"}] * 2
-    )
+    row = {"key": b"k", "value": b"v", "partition": None, "topic": "t"}
+    assert batch.drop_columns(["timestamp", "headers"]).to_pylist() == [row] * 2
     assert batch["timestamp"].to_pylist() == [WHEN.replace(microsecond=123000), None]
     read = pa.record_batch({"value": [b"v"], "topic": ["in"], "partition": pa.array([7], pa.int32()), "offset": [5]})
     (batch,) = batches_of(read)

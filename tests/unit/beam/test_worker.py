@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from unittest.mock import Mock
 
 import pytest
 
 from headrace.enumerator.errors import CorruptDataError, RetriableError
 from headrace.runners.beam import worker
-from headrace.runners.beam.end_offsets import Ends
-from headrace.runners.beam.worker import MOST_CACHED, Cached, CachedReaders
+from headrace.runners.beam.worker import MOST_CACHED, Cached, CachedReaders, Ends
 from tests.helpers.driving import split
 
 
@@ -48,17 +48,11 @@ def test_a_reader_is_taken_over_at_the_position_where_it_is(cached):
     assert not reader.closed
 
 
-def test_a_reader_that_is_elsewhere_is_closed(cached):
+@pytest.mark.parametrize("where", [split("a", 3), split("a", 5, 9)], ids=["elsewhere", "with another stop"])
+def test_a_reader_that_is_not_where_it_is_asked_for_is_closed(cached, where):
     reader = FakeReader()
     cached.cache(standing(reader, split("a", 5)))
-    assert cached.take(positions(split("a", 3))) is None
-    assert reader.closed
-
-
-def test_a_reader_with_another_stop_is_closed(cached):
-    reader = FakeReader()
-    cached.cache(standing(reader, split("a", 5)))
-    assert cached.take(positions(split("a", 5, 9))) is None
+    assert cached.take(positions(where)) is None
     assert reader.closed
 
 
@@ -186,11 +180,7 @@ class TestEnds:
     @pytest.mark.parametrize(("error", "raised"), [(RetriableError("no leader"), False), (CorruptDataError("rubbish"), True)])
     def test_only_what_cannot_pass_is_raised_and_once(self, error, raised):
         ends = Ends()
-
-        def look(splits):
-            raise error
-
-        ends.ask([split("a", 5)], look)
+        ends.ask([split("a", 5)], Mock(side_effect=error))
         assert ends.wait(30)
         if raised:
             with pytest.raises(CorruptDataError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import apache_beam as beam
@@ -88,9 +89,8 @@ def test_records_of_one_key_stay_in_one_shard_and_in_order(shards: int, bundles:
         elements = []
         for keys in bundle:
             numbers = range(count, count := count + len(keys))
-            elements.append(
-                pa.RecordBatch.from_pydict({"key": pa.array(keys, pa.binary()), "value": [b"%d" % n for n in numbers]})
-            )
+            columns = {"key": pa.array(keys, pa.binary()), "value": [b"%d" % n for n in numbers]}
+            elements.append(pa.RecordBatch.from_pydict(columns))
             for key, number in zip(keys, numbers, strict=True):
                 written[key].append(number)
         for shard, rows in packs_of(stage, *(element for element in elements if element.num_rows)):
@@ -125,16 +125,13 @@ def test_shards_of_before_a_restore_are_called_though_there_are_fewer_now() -> N
     assert ShardsCoder().decode(ShardsCoder().encode(Shards(5))) == Shards(5)
 
 
-def exactly_once(options: list[str], runner: str | None = None) -> None:
+def exactly_once(options: list[str], runner: str | None = None, sink: Any = None) -> None:
     pipeline = beam.Pipeline(runner=runner, options=PipelineOptions(options))
     batches = pipeline | beam.Impulse() | beam.Map(lambda _: pa.RecordBatch.from_pydict({"value": [b"x"]}))
-    _ = batches | WriteExactlyOnce(MemorySink(MemoryTransactionLog()))
+    _ = batches | WriteExactlyOnce(sink or MemorySink(MemoryTransactionLog()))
 
 
-def into_table(options: list[str], runner: str | None = None) -> None:
-    pipeline = beam.Pipeline(runner=runner, options=PipelineOptions(options))
-    batches = pipeline | beam.Impulse() | beam.Map(lambda _: pa.RecordBatch.from_pydict({"value": [b"x"]}))
-    _ = batches | WriteExactlyOnce(DeltaSink("table"))
+into_table = partial(exactly_once, sink=DeltaSink("table"))
 
 
 def test_a_table_has_no_shards_and_takes_no_changes_by_key() -> None:
@@ -148,8 +145,6 @@ FLINK = ["--runner=FlinkRunner", "--streaming"]
 CHECKPOINTS = "--checkpointing_interval=1000"
 FINISH = "--finish_bundle_before_checkpointing"
 PAUSE = "--min_pause_between_checkpoints=500"
-
-
 DATAFLOW = ["--project=project", "--region=region", "--temp_location=gs://bucket/t", "--staging_location=gs://bucket/s"]
 
 

@@ -20,6 +20,7 @@ from headrace.testing.fake_kafka import NewRecord, Refuse
 from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows, take_over
 
 JOB = "job"
+CONCURRENT_TRANSACTIONS = 51
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -55,12 +56,17 @@ def to_partitions(sink, task, *partitions):
         return transaction.prepare()
 
 
+def killed(sink, method, when, handles, *driver, job=JOB):
+    """Epoch 0, whose driver is killed before or after this method."""
+    with pytest.raises(Killed):
+        JobCommitter(job, DyingCommitter(sink.committer(job), method, when), *driver).commit(0, handles)
+
+
 @pytest.fixture
 def lost(kafka, sink):
     """Recorded: one that was committed; one that timed out, of which one row of two is gone; one that is gone altogether."""
     handles = to_partitions(sink, 0, 0, 1), to_partitions(sink, 1, 0, 1), to_partitions(sink, 2, 0)
-    with pytest.raises(Killed):
-        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "end", "after")).commit(0, handles)
+    killed(sink, "end", "after", handles)
     for handle in handles[1:]:
         take_over(sink, handle)
     gone = handles[2].ranges[0]
@@ -75,11 +81,9 @@ def test_a_job_that_cannot_be_ended_holds_up_no_other_one_and_is_named(kafka, mo
     kafka.create_topic("other")
     for job, topic in (("aaa", "other"), ("bbb", "out")):
         sink = kafka_sink(kafka.bootstrap, topic, "commits")
-        with pytest.raises(Killed):
-            JobCommitter(job, DyingCommitter(sink.committer(job), "record", "after")).commit(0, prepared(sink, job, 0, [job]))
-    stuck = kafka.fault(
-        "EndTxn", Refuse(CONCURRENT_TRANSACTIONS), times=None, when=lambda request: ".aaa." in request.transactional_id
-    )
+        killed(sink, "record", "after", prepared(sink, job, 0, [job]), job=job)
+    refuse, of_aaa = Refuse(CONCURRENT_TRANSACTIONS), lambda request: ".aaa." in request.transactional_id
+    stuck = kafka.fault("EndTxn", refuse, times=None, when=of_aaa)
     options = ["--all", "--commit-topic", "commits", "--bootstrap", kafka.bootstrap]
     result = CliRunner().invoke(cli.app, ["transactions", "commit", *options])
     assert stuck.fired
@@ -94,16 +98,11 @@ def test_the_list_of_a_job_that_a_supervised_driver_has_claimed_is_completed_for
     JobCommitter(JOB, sink.committer(JOB), "mine").claim()
     done = run("commit")
     assert (done.exit_code, done.stdout) == (0, "")
-    dying = DyingCommitter(sink.committer(JOB), "end", "before")
-    with pytest.raises(Killed):
-        JobCommitter(JOB, dying, "mine").commit(0, prepared(sink, JOB, 0, ["a"]))
+    killed(sink, "end", "before", prepared(sink, JOB, 0, ["a"]), "mine")
     done = run("commit")
     assert done.exit_code == 0, done.output
     assert values(kafka) == ["a"]
     JobCommitter(JOB, sink.committer(JOB), "mine").recover()
-
-
-CONCURRENT_TRANSACTIONS = 51
 
 
 class TestAcceptLoss:
@@ -112,10 +111,8 @@ class TestAcceptLoss:
         result = run("accept-loss", "--yes")
         assert result.exit_code == 0, result.output
         losses = [line.split("\t")[1:] for line in result.stdout.splitlines()]
-        assert [(job, topic, partition, records) for job, topic, partition, _, _, records, _ in losses] == [
-            (JOB, "out", "0", "1"),
-            (JOB, "out", "0", "1"),
-        ]
+        found = [(job, topic, partition, records) for job, topic, partition, _, _, records, _ in losses]
+        assert found == [(JOB, "out", "0", "1")] * 2
         assert "retention or compaction took the others" in losses[0][-1]
         assert "whether it was ever visible cannot be determined any more" in losses[1][-1]
         assert values(kafka) == ["01", "11"]  # the rows in partition 0 are deleted, one of them after it was visible
@@ -134,8 +131,7 @@ class TestAcceptLoss:
 
     def test_what_no_process_can_tell_the_outcome_of_is_given_up(self, kafka, sink, run):
         (handle,) = prepared(sink, JOB, 0, ["a"])
-        with pytest.raises(Killed):
-            JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after")).commit(0, (handle,))
+        killed(sink, "record", "after", (handle,))
         take_over(sink, handle)
         kafka.delete_topic("out")
         kafka.create_topic("out")
@@ -145,8 +141,7 @@ class TestAcceptLoss:
         committer(sink, JOB).recover()
 
     def test_a_list_that_only_waits_for_its_driver_loses_nothing(self, kafka, sink, run):
-        with pytest.raises(Killed):
-            JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after")).commit(0, prepared(sink, JOB, 0, ["a"]))
+        killed(sink, "record", "after", prepared(sink, JOB, 0, ["a"]))
         result = run("accept-loss", "--yes")
         assert (result.exit_code, result.stdout) == (0, "")
         assert "nothing was lost" in result.stderr
@@ -185,8 +180,7 @@ class TestForget:
         assert values(kafka) == ["a", "b"]
 
     def test_what_is_recorded_and_not_committed_is_said(self, kafka, sink, run):
-        with pytest.raises(Killed):
-            JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after")).commit(0, prepared(sink, JOB, 0, ["a"]))
+        killed(sink, "record", "after", prepared(sink, JOB, 0, ["a"]))
         result = run("forget", answer="y\n")
         assert "job job, epoch 0 to out: 1 transaction(s) NOT committed yet" in result.stderr
         assert result.exit_code == 0
@@ -198,9 +192,8 @@ class TestForget:
         assert "nothing is known of job job" in str(result.exception)
 
     def test_a_destination_that_is_gone_has_to_be_named(self):
-        lists = DurableLists(
-            "commits", {f"p.{JOB}.{digest_of('a')}": CommitList(0, ())}, {f"p.{JOB}.{digest_of('b')}": "damaged"}
-        )
+        readable, damaged = (f"p.{JOB}.{digest_of(topic)}" for topic in "ab")
+        lists = DurableLists("commits", {readable: CommitList(0, ())}, {damaged: "damaged"})
         names = [f"p.{JOB}.{digest_of(EACH_ROWS_TOPIC)}.0.1.2", f"p.{JOB}2.{digest_of('c')}.driver", "x"]
         digests = recorded_digests(lists, names, "p", JOB)
         assert known_destinations(digests, ["a", "b", "c", EACH_ROWS_TOPIC]) == ["a", "b", EACH_ROWS_TOPIC]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cli.lag import PartitionLag, lag_of, tables, total
+from headrace.cli.lag import PartitionLag, lag_of, tables
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.properties import Isolation
@@ -41,7 +41,7 @@ def test_every_partition_that_the_group_has_committed():
     gone = PartitionLag("gone", 0, 5, None, None)
     assert lags == [gone, PartitionLag("t", 0, 40, 100, 130), PartitionLag("t", 1, 110, 100, 130)]
     assert [item.lag for item in lags] == [None, 60, 0]
-    assert total(lags) == 60
+    assert sum(item.lag or 0 for item in lags) == 60
     assert tables("g", lags)[1].rows == [(60, 2, 1)]
 
 

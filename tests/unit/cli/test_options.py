@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace import cli
-from headrace.cli.broker import named_topics
 from headrace.cli.options import ClientOptions, client_config, client_properties, grouped, parse_properties
+from headrace.cli.servers import named_topics
 from headrace.enumerator.errors import UsageError
 
 SECRET = "hunter2-hunter2"

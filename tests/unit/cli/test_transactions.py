@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,22 +64,14 @@ def test_states_are_kafkas_in_any_case():
 def test_rows_of_a_listing():
     row = transaction_row("headrace.q.0a1b2c3d.0.12.1", described("headrace.q.0a1b2c3d.0.12.1"), NOW)
     assert row == ("headrace.q.0a1b2c3d.0.12.1", "q", 0, 12, 1, "Ongoing", 7, 3, 5.0, 900.0)
-    assert transaction_row("headrace.q.0a1b2c3d.driver", described("headrace.q.0a1b2c3d.driver", "Empty", None), NOW)[1:6] == (
-        "q",
-        None,
-        "driver",
-        None,
-        "Empty",
-    )
+    row = transaction_row("headrace.q.0a1b2c3d.driver", described("headrace.q.0a1b2c3d.driver", "Empty", None), NOW)
+    assert row[1:6] == ("q", None, "driver", None, "Empty")
     assert transaction_row("other", None, NOW) == ("other", None, None, None, None, "unknown", None, None, None, None)
 
 
 def test_rows_of_durable_lists():
-    found = DurableLists(
-        "t",
-        {key_of("q"): RECORDED, key_of("q", "p"): OF_ORDERS, key_of("new"): CLAIMED},
-        {key_of("r"): "damaged", "x": "foreign"},
-    )
+    readable = {key_of("q"): RECORDED, key_of("q", "p"): OF_ORDERS, key_of("new"): CLAIMED}
+    found = DurableLists("t", readable, {key_of("r"): "damaged", "x": "foreign"})
     assert list_rows(found) == [
         ("q", 4, "recorded", 2, "headrace", "out", None),
         ("q", 1, "completed", 0, "p", "orders", None),
@@ -109,18 +102,13 @@ def decisions(found, known):
 
 
 def test_what_is_open_is_aborted_and_nothing_else():
-    states = {
+    wanted = {
         "Ongoing": AbortDecision.ABORT,
-        "PrepareAbort": AbortDecision.ABORTED,
-        "CompleteAbort": AbortDecision.ABORTED,
-        "PrepareCommit": AbortDecision.REFUSED,
-        "CompleteCommit": AbortDecision.REFUSED,
-        "Empty": AbortDecision.REFUSED,
+        **dict.fromkeys(("PrepareAbort", "CompleteAbort"), AbortDecision.ABORTED),
+        **dict.fromkeys(("PrepareCommit", "CompleteCommit", "Empty", "gone"), AbortDecision.REFUSED),
     }
-    assert decisions({state: described(state, state) for state in states} | {"gone": None}, lists()) == {
-        **states,
-        "gone": AbortDecision.REFUSED,
-    }
+    found = {state: None if state == "gone" else described(state, state) for state in wanted}
+    assert decisions(found, lists()) == wanted
 
 
 def test_what_a_durable_list_names_is_refused_and_the_command_named():
@@ -129,10 +117,9 @@ def test_what_a_durable_list_names_is_refused_and_the_command_named():
     assert refused.decision is AbortDecision.REFUSED
     assert refused.reason.endswith("headrace transactions commit --job q")
     assert free.decision is AbortDecision.ABORT
-    (other,) = plan_abort(
-        {"mine.q.0a1b2c3d.0.0.0": described("mine.q.0a1b2c3d.0.0.0")},
-        DurableLists("t", {key_of("q", "mine"): CommitList(1, (handle("mine.q.0a1b2c3d.0.0.0"),))}),
-    )
+    mine = "mine.q.0a1b2c3d.0.0.0"
+    known = DurableLists("t", {key_of("q", "mine"): CommitList(1, (handle(mine),))})
+    (other,) = plan_abort({mine: described(mine)}, known)
     assert other.reason.endswith("headrace transactions commit --job q --prefix mine --commit-topic t")
     assert set(decisions(found, lists(q=CommitList(4, RECORDED.handles, completed=True))).values()) == {AbortDecision.ABORT}
 
@@ -140,10 +127,7 @@ def test_what_a_durable_list_names_is_refused_and_the_command_named():
 def test_a_list_that_cannot_be_read_may_name_anything_of_its_job():
     known = DurableLists("t", {}, {key_of("q"): "a newer headrace wrote this"})
     found = {name: described(name) for name in ("headrace.q.0a1b2c3d.0.1.0", "headrace.q1.0a1b2c3d.0.1.0")}
-    assert decisions(found, known) == {
-        "headrace.q.0a1b2c3d.0.1.0": AbortDecision.REFUSED,
-        "headrace.q1.0a1b2c3d.0.1.0": AbortDecision.ABORT,
-    }
+    assert decisions(found, known) == dict(zip(found, (AbortDecision.REFUSED, AbortDecision.ABORT), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -151,14 +135,8 @@ def test_a_list_that_cannot_be_read_may_name_anything_of_its_job():
     [(Answer.DONE, AbortDecision.ABORTED), (Answer.REFUSED, AbortDecision.REFUSED), (Answer.UNKNOWN, AbortDecision.REFUSED)],
 )
 def test_what_happened_meanwhile_is_reported(answer, decision):
-    class Coordinator:
-        def protocol(self):
-            return TransactionProtocol.V2
-
-        def abort(self, producer, protocol, timeout_ms):
-            return answer
-
-    assert abort_one(Coordinator(), described("x")).decision is decision
+    coordinator = SimpleNamespace(protocol=lambda: TransactionProtocol.V2, abort=lambda producer, protocol, timeout_ms: answer)
+    assert abort_one(coordinator, described("x")).decision is decision
 
 
 DONE = CommitList(9, (), completed=True, destination="out")
@@ -166,14 +144,8 @@ DONE = CommitList(9, (), completed=True, destination="out")
 
 def test_a_job_is_completed_and_a_one_off_write_forgotten():
     one, two = one_off_job(), one_off_job()
-    known = lists(
-        **{
-            "q": RECORDED,
-            "done": DONE,
-            one: CommitList(0, (handle(f"headrace.{one}.0a1b2c3d.0.0.0"),), destination="out"),
-            two: DONE,
-        }
-    )
+    of_one = CommitList(0, (handle(f"headrace.{one}.0a1b2c3d.0.0.0"),), destination="out")
+    known = lists(**{"q": RECORDED, "done": DONE, one: of_one, two: DONE})
     assert plan_commit(known, ["q"], "headrace") == [Completion("q", 4, 2, forget=False, topic="out")]
     assert plan_commit(known, ["done"], "headrace") == []
     assert plan_commit(known, [two], "headrace") == [Completion(two, 9, 0, forget=True, topic="out")]

@@ -53,83 +53,46 @@ def test_another_sources_checkpoint_is_refused():
         SERIALIZER.deserialize(other.serialize(GOOD))
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        *NO_ENVELOPES,
-        b'{"format": "flink-savepoint", "version": 1}',
-        envelope(version=None),
-        envelope(version="1"),
-        envelope(version=[1]),
-        envelope(version=0),
-        envelope(version=1.5),
-        envelope(checksum=1),
-        envelope(checksum=None),
-        envelope(body=None),
-        envelope(body=[1]),
-        sealed("headrace-checkpoint", {}),
-        sealed("headrace-checkpoint", []),
-        sealed("headrace-checkpoint", "{"),
-        with_body(source=None),
-        with_body(splits=None),
-        with_body(splits=7),
-        with_body(splits=[7]),
-        with_body(splits=["text"]),
-        with_body(splits=[{"finished": False}]),
-        with_body(splits=[{"finished": False, "split": 7}]),
-        with_body(splits=[{"finished": False, "split": {"id": "a", "next": "far", "stop": None}}]),
-        with_body(splits=[{"finished": False, "split": {"id": "a", "next": 1, "stop": None}}] * 2),
-        with_body(split_version="1"),
-        with_body(split_version=0),
-        with_body(checkpoint_id=float("inf")),
-        with_body(checkpoint_id=float("nan")),
-        with_body(checkpoint_id=[1]),
-        SERIALIZER.serialize(GOOD)[:-1],
-        SERIALIZER.serialize(GOOD) * 2,
-    ],
-)
+@pytest.mark.parametrize("data", [
+    *NO_ENVELOPES, b'{"format": "flink-savepoint", "version": 1}', envelope(version=None), envelope(version="1"),
+    envelope(version=[1]), envelope(version=0), envelope(version=1.5), envelope(checksum=1), envelope(checksum=None),
+    envelope(body=None), envelope(body=[1]), sealed("headrace-checkpoint", {}), sealed("headrace-checkpoint", []),
+    sealed("headrace-checkpoint", "{"), with_body(source=None), with_body(splits=None), with_body(splits=7),
+    with_body(splits=[7]), with_body(splits=["text"]), with_body(splits=[{"finished": False}]),
+    with_body(splits=[{"finished": False, "split": 7}]),
+    with_body(splits=[{"finished": False, "split": {"id": "a", "next": "far", "stop": None}}]),
+    with_body(splits=[{"finished": False, "split": {"id": "a", "next": 1, "stop": None}}] * 2),
+    with_body(split_version="1"), with_body(split_version=0), with_body(checkpoint_id=float("inf")),
+    with_body(checkpoint_id=float("nan")), with_body(checkpoint_id=[1]), SERIALIZER.serialize(GOOD)[:-1],
+    SERIALIZER.serialize(GOOD) * 2,
+])  # fmt: skip
 def test_what_is_no_checkpoint_is_refused_as_such(data):
     with pytest.raises(StateError):
         SERIALIZER.deserialize(data)
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (
-            envelope(version=2),
-            f"{WHERE}a newer headrace wrote it: version 2, and this one reads up to 1. "
-            "Continue with the headrace that wrote it, or with a newer one",
-        ),
-        (b'{"format": "flink"}', f"{WHERE}its format is 'flink', not 'headrace-checkpoint'. {PLACE}"),
-        (
-            b"{}",
-            f"{WHERE}headrace did not write it: it is a JSON dict without a format. {PLACE}, or put back a copy that is not "
-            "damaged",
-        ),
-        (
-            b"[]",
-            f"{WHERE}headrace did not write it: it is a JSON list without a format. {PLACE}, or put back a copy that is not "
-            "damaged",
-        ),
-        (
-            b"{",
-            f"{WHERE}it is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1)). {PLACE}, "
-            "or put back a copy that is not damaged",
-        ),
-        (envelope(checksum=1), f"{WHERE}it is damaged (ValueError: its checksum does not match). {COPY}"),
-        (sealed("headrace-checkpoint", 7), f"{WHERE}it is damaged (TypeError: its body is a JSON int). {COPY}"),
-        (sealed("headrace-checkpoint", {}), f"{WHERE}it is damaged (KeyError: 'source'). {COPY}"),
-        (
-            with_body(source="kafka"),
-            "the state to restore: the checkpoint is of a 'kafka' source and cannot restore a 'memory' source",
-        ),
-        (
-            with_body(splits=[{"finished": False, "split": {"id": "a", "next": 1, "stop": None}}] * 2),
-            f"{WHERE}it is damaged (ValueError: it holds a split twice). {COPY}",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("data", "said"), [
+    (envelope(version=2),
+        f"{WHERE}a newer headrace wrote it: version 2, and this one reads up to 1. "
+        "Continue with the headrace that wrote it, or with a newer one"),
+    (b'{"format": "flink"}', f"{WHERE}its format is 'flink', not 'headrace-checkpoint'. {PLACE}"),
+    (b"{}",
+        f"{WHERE}headrace did not write it: it is a JSON dict without a format. {PLACE}, or put back a copy that is not "
+        "damaged"),
+    (b"[]",
+        f"{WHERE}headrace did not write it: it is a JSON list without a format. {PLACE}, or put back a copy that is not "
+        "damaged"),
+    (b"{",
+        f"{WHERE}it is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1)). {PLACE}, "
+        "or put back a copy that is not damaged"),
+    (envelope(checksum=1), f"{WHERE}it is damaged (ValueError: its checksum does not match). {COPY}"),
+    (sealed("headrace-checkpoint", 7), f"{WHERE}it is damaged (TypeError: its body is a JSON int). {COPY}"),
+    (sealed("headrace-checkpoint", {}), f"{WHERE}it is damaged (KeyError: 'source'). {COPY}"),
+    (with_body(source="kafka"),
+        "the state to restore: the checkpoint is of a 'kafka' source and cannot restore a 'memory' source"),
+    (with_body(splits=[{"finished": False, "split": {"id": "a", "next": 1, "stop": None}}] * 2),
+        f"{WHERE}it is damaged (ValueError: it holds a split twice). {COPY}"),
+])  # fmt: skip
 def test_what_is_wrong_with_a_checkpoint_is_said_in_full(data, said):
     with pytest.raises(StateError) as raised:
         SERIALIZER.deserialize(data)

@@ -13,20 +13,13 @@ from headrace.enumerator.ledger import UNASSIGNED, Assigned
 from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
 
 EVENTS = {
-    e.Started: e.Started(),
-    e.SplitsDiscovered: e.SplitsDiscovered(DiscoveryResult([])),
-    e.DiscoveryFailed: e.DiscoveryFailed(TimeoutError()),
-    e.DiscoveryDue: e.DiscoveryDue(),
-    e.SplitsGone: e.SplitsGone(frozenset()),
-    e.ReaderRegistered: e.ReaderRegistered(0),
-    e.ReaderLost: e.ReaderLost(0),
-    e.SplitRequested: e.SplitRequested(0),
-    e.SplitFinished: e.SplitFinished(0, "a"),
-    e.CheckpointTriggered: e.CheckpointTriggered(1),
-    e.ReaderSnapshotted: e.ReaderSnapshotted(0, 1, {}),
-    e.CheckpointCompleted: e.CheckpointCompleted(1),
-    e.CheckpointAborted: e.CheckpointAborted(1),
-}
+    e.Started: e.Started(), e.SplitsDiscovered: e.SplitsDiscovered(DiscoveryResult([])),
+    e.DiscoveryFailed: e.DiscoveryFailed(TimeoutError()), e.DiscoveryDue: e.DiscoveryDue(),
+    e.SplitsGone: e.SplitsGone(frozenset()), e.ReaderRegistered: e.ReaderRegistered(0), e.ReaderLost: e.ReaderLost(0),
+    e.SplitRequested: e.SplitRequested(0), e.SplitFinished: e.SplitFinished(0, "a"),
+    e.CheckpointTriggered: e.CheckpointTriggered(1), e.ReaderSnapshotted: e.ReaderSnapshotted(0, 1, {}),
+    e.CheckpointCompleted: e.CheckpointCompleted(1), e.CheckpointAborted: e.CheckpointAborted(1),
+}  # fmt: skip
 
 
 def reading_job(**options) -> Driver:
@@ -37,9 +30,21 @@ def reading_job(**options) -> Driver:
     return driver
 
 
+def collecting_job(checkpoint_id: int = 1) -> Driver:
+    """The same, with a checkpoint triggered for which no reader has answered."""
+    driver = reading_job()
+    driver.send(e.CheckpointTriggered(checkpoint_id))
+    return driver
+
+
+def checkpointed_job(b=reading("b", 2, 9)) -> Driver:  # noqa: B008 - it is frozen
+    """The same, with a checkpoint that is being persisted: a is at 4, c at 1."""
+    driver = reading_job()
+    driver.checkpoint(1, r0=[reading("a", 4, 9), reading("c", 1, 9)], r1=[b])
+    return driver
+
+
 # --- the table --------------------------------------------------------------------------------------------------------
-
-
 def test_there_is_an_example_of_every_event():
     assert set(EVENTS) == {getattr(kind, "__origin__", kind) for kind in get_args(e.Event)}
 
@@ -84,17 +89,17 @@ def test_why_a_checkpoint_is_declined_is_said():
     assert driver.send(e.CheckpointTriggered(3)) == [e.DeclineCheckpoint(3, "checkpoint 2 is still under way")]
 
 
-def test_what_is_wrong_with_a_snapshot_is_said_with_reader_and_splits():
-    driver = reading_job()
-    driver.send(e.CheckpointTriggered(1))
-    held = [reading("a", 4, 9), reading("c", 4, 9)]
-    for states, said in [
-        ([], r"^reader 0 does not report its splits \['a', 'c'\]$"),
-        ([*held, reading("b", 2, 9), reading("z", 2, 9)], r"^reader 0 reports splits it does not hold: \['b', 'z'\]$"),
-        ([held[0], finished("c", 9)], r"^reader 0 and its SplitFinished events disagree on c$"),
-    ]:
-        with pytest.raises(ProtocolViolationError, match=said):
-            driver.snapshot(0, 1, *states)
+HELD = [reading("a", 4, 9), reading("c", 4, 9)]
+
+
+@pytest.mark.parametrize(("states", "said"), [
+    ([], r"^reader 0 does not report its splits \['a', 'c'\]$"),
+    ([*HELD, reading("b", 2, 9), reading("z", 2, 9)], r"^reader 0 reports splits it does not hold: \['b', 'z'\]$"),
+    ([HELD[0], finished("c", 9)], r"^reader 0 and its SplitFinished events disagree on c$"),
+], ids=["none", "others and unknown", "one that is not finished"])  # fmt: skip
+def test_a_snapshot_of_other_splits_than_the_reader_holds_is_refused_with_reader_and_splits(states, said):
+    with pytest.raises(ProtocolViolationError, match=said):
+        collecting_job().snapshot(0, 1, *states)
 
 
 def test_a_reader_that_is_not_registered_is_named():
@@ -147,8 +152,6 @@ def test_losing_a_reader_that_is_not_there_changes_nothing():
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
-
-
 def test_a_checkpoint_holds_what_the_readers_delivered():
     checkpoint = reading_job().checkpoint(1, r0=[reading("a", 4, 9), reading("c", 1, 9)], r1=[reading("b", 2, 9)])
     assert checkpoint.splits == (reading("a", 4, 9), reading("b", 2, 9), reading("c", 1, 9))
@@ -177,8 +180,7 @@ def test_a_checkpoint_while_a_restored_enumerator_looks_holds_what_was_restored(
 
 
 def test_a_second_checkpoint_is_declined_while_one_is_under_way():
-    driver = reading_job()
-    driver.send(e.CheckpointTriggered(1))
+    driver = collecting_job()
     (declined,) = driver.send(e.CheckpointTriggered(2))
     assert "checkpoint 1" in declined.reason
     driver.snapshot(0, 1, reading("a", 0, 9), reading("c", 0, 9))
@@ -188,8 +190,7 @@ def test_a_second_checkpoint_is_declined_while_one_is_under_way():
 
 
 def test_positions_are_published_once_durable():
-    driver = reading_job()
-    driver.checkpoint(1, r0=[reading("a", 4, 9), reading("c", 1, 9)], r1=[reading("b", 2, 9)])
+    driver = checkpointed_job()
     assert only(driver.commands, e.PublishPositions) == []
     (publish,) = only(driver.send(e.CheckpointCompleted(1)), e.PublishPositions)
     assert publish.splits == (split("a", 4, 9), split("b", 2, 9), split("c", 1, 9))
@@ -216,48 +217,35 @@ def test_snapshots_are_asked_for_before_anything_is_assigned():
 
 
 def test_a_snapshot_without_a_split_that_the_reader_holds_is_refused_and_changes_nothing():
-    driver = reading_job()
-    driver.send(e.CheckpointTriggered(1))
+    driver = collecting_job()
     with pytest.raises(ProtocolViolationError, match=r"does not report its splits \['c'\]"):
         driver.snapshot(0, 1, reading("a", 4, 9))
     driver.snapshot(0, 1, reading("a", 4, 9), reading("c", 4, 9))
     assert only(driver.snapshot(1, 1, reading("b", 2, 9)), e.PersistCheckpoint)
 
 
-def test_a_snapshot_with_a_split_of_another_reader_is_refused():
-    driver = reading_job()
-    driver.send(e.CheckpointTriggered(1))
-    with pytest.raises(ProtocolViolationError, match="does not hold"):
-        driver.snapshot(1, 1, reading("b", 2, 9), reading("a", 4, 9))
-
-
-def test_a_snapshot_with_an_unknown_split_is_refused():
-    driver = reading_job()
-    driver.send(e.CheckpointTriggered(1))
-    with pytest.raises(ProtocolViolationError, match="does not hold"):
-        driver.snapshot(1, 1, reading("b", 2, 9), finished("unknown", 4))
-
-
-def test_a_snapshot_that_finishes_a_split_no_process_finished_is_refused():
-    driver = reading_job()
-    driver.send(e.CheckpointTriggered(1))
-    with pytest.raises(ProtocolViolationError, match="disagree"):
-        driver.snapshot(1, 1, finished("b", 9))
+@pytest.mark.parametrize(("states", "said"), [
+    ([reading("b", 2, 9), reading("a", 4, 9)], "does not hold"),
+    ([reading("b", 2, 9), finished("unknown", 4)], "does not hold"),
+    ([finished("b", 9)], "disagree"),
+], ids=["another reader's", "an unknown one", "one that is not finished"])  # fmt: skip
+def test_a_reader_that_holds_one_split_reports_no_other(states, said):
+    with pytest.raises(ProtocolViolationError, match=said):
+        collecting_job().snapshot(1, 1, *states)
 
 
 def test_the_answer_to_a_checkpoint_that_was_given_up_is_ignored():
     driver = reading_job()
     driver.send(e.CheckpointTriggered(1), e.CheckpointAborted(1))
-    assert driver.snapshot(1, 1, reading("b", 2, 9)) == []
-    driver.send(e.CheckpointTriggered(2))
-    assert driver.snapshot(1, 1, reading("b", 2, 9)) == []
+    for following in ([], [e.CheckpointTriggered(2)]):
+        driver.send(*following)
+        assert driver.snapshot(1, 1, reading("b", 2, 9)) == []
     assert driver.coordinator.phase is CheckpointPhase.COLLECTING
 
 
 def test_late_news_of_an_old_checkpoints_end_does_not_end_the_next_one():
-    driver = reading_job()
-    driver.send(e.CheckpointTriggered(1), e.ReaderLost(1))
-    driver.send(e.CheckpointAborted(1), e.CheckpointTriggered(2), e.CheckpointAborted(1))
+    driver = collecting_job()
+    driver.send(e.ReaderLost(1), e.CheckpointAborted(1), e.CheckpointTriggered(2), e.CheckpointAborted(1))
     assert driver.coordinator.phase is CheckpointPhase.COLLECTING
 
 
@@ -282,11 +270,8 @@ def test_the_end_of_a_checkpoint_that_never_started_is_refused(event):
 
 
 # --- lost readers -----------------------------------------------------------------------------------------------------
-
-
 def test_a_reader_lost_while_snapshots_are_collected_costs_the_checkpoint():
-    driver = reading_job()
-    driver.send(e.CheckpointTriggered(1))
+    driver = collecting_job()
     driver.snapshot(1, 1, reading("b", 2, 9))
     commands = driver.send(e.ReaderLost(1))
     assert only(commands, e.DeclineCheckpoint) == [e.DeclineCheckpoint(1, "reader 1 was lost")]
@@ -294,19 +279,11 @@ def test_a_reader_lost_while_snapshots_are_collected_costs_the_checkpoint():
     assert driver.coordinator.phase is CheckpointPhase.RUNNING
 
 
-def lost_while_persisting() -> Driver:
-    driver = reading_job()
-    driver.checkpoint(1, r0=[reading("a", 4, 9), reading("c", 1, 9)], r1=[reading("b", 2, 9)])
+@pytest.mark.parametrize(("end", "position"), [(e.CheckpointCompleted(1), 2), (e.CheckpointAborted(1), 0)])
+def test_a_reader_lost_while_persisting_continues_from_the_checkpoint_only_when_it_completes(end, position):
+    driver = checkpointed_job()
     assert assigned(driver.send(e.ReaderLost(1)) + driver.register(1)) == {}
-    return driver
-
-
-def test_a_reader_lost_while_persisting_continues_from_the_checkpoint_when_it_completes():
-    assert assigned_splits(lost_while_persisting().send(e.CheckpointCompleted(1))) == [split("b", 2, 9)]
-
-
-def test_a_reader_lost_while_persisting_goes_back_when_the_checkpoint_is_aborted():
-    assert assigned_splits(lost_while_persisting().send(e.CheckpointAborted(1))) == [split("b", 0, 9)]
+    assert assigned_splits(driver.send(end)) == [split("b", position, 9)]
 
 
 def test_a_split_finished_in_the_checkpoint_is_not_read_again_when_its_reader_is_lost_while_persisting():
@@ -323,9 +300,7 @@ def test_a_reader_that_registers_again_is_taken_to_have_been_lost():
 
 
 def test_a_reader_that_registers_again_costs_the_checkpoint_it_was_asked_for():
-    driver = reading_job()
-    driver.send(e.CheckpointTriggered(1))
-    assert [command.reason for command in only(driver.register(0), e.DeclineCheckpoint)] == ["reader 0 was lost"]
+    assert [each.reason for each in only(collecting_job().register(0), e.DeclineCheckpoint)] == ["reader 0 was lost"]
 
 
 def test_a_split_finished_since_the_last_checkpoint_is_lost_with_its_reader():
@@ -336,8 +311,7 @@ def test_a_split_finished_since_the_last_checkpoint_is_lost_with_its_reader():
 
 
 def test_a_split_that_finishes_after_the_readers_snapshot_is_still_open_in_the_checkpoint():
-    driver = reading_job()
-    driver.send(e.CheckpointTriggered(1))
+    driver = collecting_job()
     driver.snapshot(1, 1, reading("b", 2, 9))
     driver.send(e.SplitFinished(1, "b"))
     (persist,) = only(driver.snapshot(0, 1, reading("a", 4, 9), reading("c", 1, 9)), e.PersistCheckpoint)
@@ -357,8 +331,6 @@ def test_a_reader_that_missed_the_completion_may_report_a_finished_split_again()
 
 
 # --- the end of input -------------------------------------------------------------------------------------------------
-
-
 def test_readers_hear_that_no_split_will_come_once_all_are_assigned():
     driver = Driver()
     driver.register(0, 1)
@@ -436,14 +408,12 @@ def test_a_restored_source_whose_discovery_was_done_says_that_no_split_will_come
 
 def test_a_restored_source_whose_discovery_was_not_done_ends_when_it_is():
     driver = Driver(checkpoint_of(finished("a", 9)), parallelism=1)
-    assert driver.register(0) == []
-    assert driver.discovered(complete=True) == [e.NoMoreSplits(0), e.SourceFinished()]
+    assert (driver.register(0), driver.discovered(complete=True)) == ([], [e.NoMoreSplits(0), e.SourceFinished()])
 
 
 def test_every_split_is_in_one_place_all_along():
     """I1"""
-    driver = reading_job()
+    driver = checkpointed_job()
     assert [entry.place for entry in driver.ledger] == [Assigned(0), Assigned(1), Assigned(0)]
-    driver.checkpoint(1, r0=[reading("a", 4, 9), reading("c", 1, 9)], r1=[reading("b", 2, 9)])
     driver.send(e.ReaderLost(0))
     assert [entry.place for entry in driver.ledger] == [UNASSIGNED, Assigned(1), UNASSIGNED]

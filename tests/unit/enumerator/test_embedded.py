@@ -5,17 +5,15 @@ from dataclasses import replace
 import pytest
 
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator
-from headrace.enumerator.errors import (
-    AuthenticationError,
-    DataLossError,
-    DeadlineExceededError,
-    RetriableError,
-    StateError,
-    UsageError,
-)
+from headrace.errors import AuthenticationError, DataLossError, DeadlineExceededError, RetriableError, StateError, UsageError
 from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryReader, MemorySource
+from tests.helpers.driving import log_of
 
 BOTH = pytest.mark.parametrize("assignment", [EagerEnumerator, LazyEnumerator])
+
+
+DISPUTE = RetriableError("whether there is a c is not known")
+LOST = TimeoutError("no answer")
 
 
 class Clock:
@@ -25,12 +23,30 @@ class Clock:
         return self.now_s
 
 
-def log_of(**splits: str) -> MemoryLog:
-    log = MemoryLog()
+def grow(log: MemoryLog, **splits: str) -> None:
     for split_id, values in splits.items():
         log.create(split_id)
         log.append(split_id, values)
-    return log
+
+
+def raising(error: Exception):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+def later_gives(monkeypatch: pytest.MonkeyPatch, answers: list[Exception | None]) -> None:
+    """Discovery fails so one after the other, or works; a dispute lets it work in part."""
+    later = MemoryDiscovery.later
+
+    def answering(self, known):
+        error = answers.pop(0) if answers else None
+        if error is not None and error is not DISPUTE:
+            raise error
+        return replace(later(self, known), inconclusive=error)
+
+    monkeypatch.setattr(MemoryDiscovery, "later", answering)
 
 
 def run_of(source: MemorySource, **options) -> EmbeddedRun:
@@ -70,12 +86,10 @@ def test_new_splits_are_looked_for_when_the_time_has_come():
     log, clock = log_of(a="1"), Clock()
     with run_of(MemorySource(log), clock=clock, discovery_interval_s=10.0) as run:
         assert read(run) == "1"
-        log.create("b")
-        log.append("b", "2")
-        clock.now_s = 9.9
-        assert read(run) == ""
-        clock.now_s = 10.0
-        assert read(run) == "2"
+        grow(log, b="2")
+        for now_s, values in [(9.9, ""), (10.0, "2")]:
+            clock.now_s = now_s
+            assert read(run) == values
 
 
 def test_a_restored_run_continues():
@@ -103,8 +117,7 @@ def test_a_restored_run_looks_for_new_splits_when_the_time_has_come():
         data = run.checkpoint()
     with run_of(source, clock=clock, checkpoint=data, discovery_interval_s=10.0) as run:
         assert read(run) == "1"
-        log.create("b")
-        log.append("b", "2")
+        grow(log, b="2")
         clock.now_s = 10.0
         assert read(run) == "2"
 
@@ -140,13 +153,15 @@ def test_a_checkpoint_asked_for_while_one_is_under_way_is_refused_and_harms_it_n
         run.checkpoint_completed()
 
 
-def test_a_checkpoint_that_was_aborted_cannot_be_completed():
+@pytest.mark.parametrize("end", [EmbeddedRun.checkpoint_completed, EmbeddedRun.checkpoint_aborted])
+@pytest.mark.parametrize("started", [False, True], ids=["never started", "aborted"])
+def test_a_checkpoint_ends_only_if_it_is_under_way(started, end):
     with run_of(MemorySource(log_of(a="12"))) as run:
-        run.checkpoint()
-        run.checkpoint_aborted()
-        for end in (run.checkpoint_completed, run.checkpoint_aborted):
-            with pytest.raises(UsageError, match="no checkpoint is under way"):
-                end()
+        if started:
+            run.checkpoint()
+            run.checkpoint_aborted()
+        with pytest.raises(UsageError, match=r"^no checkpoint is under way: call checkpoint\(\) first$"):
+            end(run)
 
 
 def test_a_reader_that_came_after_the_checkpoint_was_taken_has_reported_nothing():
@@ -156,12 +171,6 @@ def test_a_reader_that_came_after_the_checkpoint_was_taken_has_reported_nothing(
         run.start_reader(0)
         run.checkpoint_completed()
         assert read(run) == "2"
-
-
-@pytest.mark.parametrize("end", [EmbeddedRun.checkpoint_completed, EmbeddedRun.checkpoint_aborted])
-def test_a_checkpoint_ends_only_if_it_started(end):
-    with run_of(MemorySource(log_of(a="12"))) as run, pytest.raises(UsageError, match="no checkpoint is under way"):
-        end(run)
 
 
 def test_a_lost_readers_splits_continue_from_the_last_completed_checkpoint():
@@ -227,37 +236,23 @@ def test_closing_closes_everything_once(monkeypatch):
     run = run_of(MemorySource(log_of(a="12")), parallelism=2)
     run.close()
     run.close()
-    assert sorted(closed) == ["discovery", "reader", "reader"]
-    assert run.poll(0.0) is None
+    assert (sorted(closed), run.poll(0.0)) == (["discovery", "reader", "reader"], None)
 
 
-def test_a_run_that_cannot_start_leaves_nothing_open(monkeypatch):
+@pytest.mark.parametrize("error", [RetriableError("no leader"), UsageError("no such topic")])
+def test_a_run_that_cannot_start_raises_what_discovery_did_and_leaves_nothing_open(monkeypatch, error):
     closed = counting_closes(monkeypatch)
-
-    def fail(_: MemoryDiscovery) -> None:
-        raise RetriableError("no leader")
-
-    monkeypatch.setattr(MemoryDiscovery, "initial", fail)
-    with pytest.raises(RetriableError):
+    monkeypatch.setattr(MemoryDiscovery, "initial", raising(error))
+    with pytest.raises(type(error), match=str(error)):
         run_of(MemorySource(log_of(a="12")))
     assert closed == ["discovery"]
 
 
 def test_a_later_discovery_that_fails_for_now_is_tried_again(monkeypatch, caplog):
     log, clock = log_of(a="1"), Clock()
-    later = MemoryDiscovery.later
-    answers = [TimeoutError("no answer"), None]
-
-    def flaky(self, known):
-        error = answers.pop(0)
-        if error is not None:
-            raise error
-        return later(self, known)
-
-    monkeypatch.setattr(MemoryDiscovery, "later", flaky)
+    later_gives(monkeypatch, [TimeoutError("no answer")])
     with run_of(MemorySource(log), clock=clock, discovery_interval_s=10.0) as run:
-        log.create("b")
-        log.append("b", "2")
+        grow(log, b="2")
         clock.now_s = 10.0
         assert read(run) == "1"
         assert "no answer" in caplog.text
@@ -266,87 +261,48 @@ def test_a_later_discovery_that_fails_for_now_is_tried_again(monkeypatch, caplog
 
 
 def test_a_later_discovery_that_is_refused_is_raised_once_and_another_one_follows(monkeypatch):
-    log, clock, later, answers = log_of(a="1"), Clock(), MemoryDiscovery.later, [AuthenticationError("Describe was revoked")]
-
-    def refused_once(self, known):
-        if answers:
-            raise answers.pop()
-        return later(self, known)
-
-    monkeypatch.setattr(MemoryDiscovery, "later", refused_once)
+    log, clock = log_of(a="1"), Clock()
+    later_gives(monkeypatch, [AuthenticationError("Describe was revoked")])
     with run_of(MemorySource(log), clock=clock, discovery_interval_s=10.0) as run:
         clock.now_s = 10.0
         with pytest.raises(AuthenticationError, match="Describe was revoked"):
             run.poll(0.0)
-        log.create("b")
-        log.append("b", "2")
+        grow(log, b="2")
         assert read(run) == "1"
         clock.now_s = 20.0
         assert read(run) == "2"
 
 
 def test_a_loss_that_discovery_reports_is_raised_once_and_looks_follow(monkeypatch):
-    def refuse(_source, splits):
-        raise DataLossError(f"{splits} are gone")
-
-    monkeypatch.setattr(MemorySource, "on_splits_missing", refuse, raising=False)
+    monkeypatch.setattr(MemorySource, "on_splits_missing", raising(DataLossError("these are gone")), raising=False)
     log, clock = log_of(a="1", b="2"), Clock()
     with run_of(MemorySource(log), clock=clock, discovery_interval_s=10.0) as run:
         log.hide("a")
         clock.now_s = 10.0
         with pytest.raises(DataLossError, match="are gone"):
             run.poll(0.0)
-        log.create("c")
-        log.append("c", "3")
+        grow(log, c="3")
         clock.now_s = 20.0
         assert sorted(read(run)) == ["1", "2", "3"]
 
 
-def test_what_is_inconclusive_is_said_once_and_so_is_its_end(monkeypatch, caplog):
-    log, clock = log_of(a="1"), Clock()
-    dispute = RetriableError("whether there is a c is not known")
-    answers = [dispute, TimeoutError("no answer"), dispute, None, None, dispute]
-    later = MemoryDiscovery.later
-
-    def halting(self, known):
-        if isinstance(error := answers.pop(0), TimeoutError):
-            raise error
-        return replace(later(self, known), inconclusive=error)
-
-    monkeypatch.setattr(MemoryDiscovery, "later", halting)
-    with run_of(MemorySource(log), clock=clock, discovery_interval_s=10.0) as run:
-        while answers:
+@pytest.mark.parametrize("answers", [
+    [DISPUTE, LOST, DISPUTE, None, None, DISPUTE], [LOST, LOST, None, None, LOST],
+], ids=["what is inconclusive", "a failure"])  # fmt: skip
+def test_discovery_that_does_not_work_is_said_once_and_so_is_its_end(monkeypatch, caplog, answers):
+    clock, error, left = Clock(), answers[0], list(answers)
+    later_gives(monkeypatch, left)
+    with run_of(MemorySource(log_of(a="1")), clock=clock, discovery_interval_s=10.0) as run:
+        while left:
             clock.now_s += 10.0
             run.poll(0.0)
-    fails, works = f"discovery of memory failed and will be tried again: {dispute}", "discovery of memory works again"
-    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [fails, works, fails]
-
-
-def test_discovery_that_fails_again_and_again_is_said_once_and_so_is_its_end(monkeypatch, caplog):
-    log, clock = log_of(a="1"), Clock()
-    answers = [TimeoutError("no answer"), TimeoutError("no answer"), None, None, TimeoutError("no answer")]
-    later = MemoryDiscovery.later
-
-    def flaky(self, known):
-        if (error := answers.pop(0)) is not None:
-            raise error
-        return later(self, known)
-
-    monkeypatch.setattr(MemoryDiscovery, "later", flaky)
-    with run_of(MemorySource(log), clock=clock, discovery_interval_s=10.0) as run:
-        while answers:
-            clock.now_s += 10.0
-            run.poll(0.0)
-    fails, works = "discovery of memory failed and will be tried again: no answer", "discovery of memory works again"
+    fails, works = f"discovery of memory failed and will be tried again: {error}", "discovery of memory works again"
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [fails, works, fails]
 
 
 @pytest.mark.parametrize("error", [RetriableError("busy"), DeadlineExceededError("late"), ConnectionError("lost")])
 def test_positions_that_cannot_be_published_for_now_are_a_warning(monkeypatch, caplog, error):
-    def fail(_source, _splits):
-        raise error
-
-    monkeypatch.setattr(MemorySource, "checkpoint_completed", fail, raising=False)
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", raising(error), raising=False)
     with run_of(MemorySource(log_of(a="12"))) as run:
         run.checkpoint()
         run.checkpoint_completed()
@@ -356,10 +312,8 @@ def test_positions_that_cannot_be_published_for_now_are_a_warning(monkeypatch, c
 
 
 def test_positions_that_are_refused_for_good_are_an_error_though_the_checkpoint_is_completed(monkeypatch):
-    def fail(_source, _splits):
-        raise AuthenticationError("Read was revoked")
-
-    monkeypatch.setattr(MemorySource, "checkpoint_completed", fail, raising=False)
+    refused = raising(AuthenticationError("Read was revoked"))
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", refused, raising=False)
     with run_of(MemorySource(log_of(a="12"))) as run:
         run.checkpoint()
         with pytest.raises(AuthenticationError, match="Read was revoked"):
@@ -369,13 +323,12 @@ def test_positions_that_are_refused_for_good_are_an_error_though_the_checkpoint_
 
 def test_splits_that_are_missing_are_reported_and_once_gone_are_stored_no_more(monkeypatch):
     log, clock, reported = log_of(a="1", b="2"), Clock(), []
-    monkeypatch.setattr(
-        MemorySource, "on_splits_missing", lambda _, splits: reported.append([s.split_id for s in splits]), raising=False
-    )
     gone: set[str] = set()
-    monkeypatch.setattr(
-        MemorySource, "confirm_deleted", lambda _, splits: frozenset(s.split_id for s in splits) & gone, raising=False
-    )
+    for name, call in [
+        ("on_splits_missing", lambda _, splits: reported.append([s.split_id for s in splits])),
+        ("confirm_deleted", lambda _, splits: frozenset(s.split_id for s in splits) & gone),
+    ]:
+        monkeypatch.setattr(MemorySource, name, call, raising=False)
     with run_of(MemorySource(log), clock=clock, discovery_interval_s=10.0) as run:
         log.hide("a")
         for proven, is_stored in [(set(), True), ({"a"}, False)]:
@@ -407,32 +360,19 @@ def test_a_split_that_a_restored_source_selects_no_more_is_reported_and_left_out
     assert left_out.startswith("b")
 
 
-def test_a_wait_is_shared_by_the_readers_that_have_something_to_read(monkeypatch):
+@pytest.mark.parametrize(
+    ("log", "shares"), [(log_of(a="1", b="2"), [0.0, 1.5, 1.5]), (MemoryLog(), [1.0, 1.0, 1.0])], ids=["two", "none"]
+)
+def test_a_wait_is_shared_by_the_readers_that_have_something_to_read(monkeypatch, log, shares):
     waits: list[float] = []
     monkeypatch.setattr(MemoryReader, "poll", lambda _, timeout: waits.append(timeout))
-    with run_of(MemorySource(log_of(a="1", b="2")), parallelism=3) as run:
+    with run_of(MemorySource(log), parallelism=3) as run:
         assert run.poll(3.0) is None
-    assert sorted(waits) == [0.0, 1.5, 1.5]
-    waits.clear()
-    with run_of(MemorySource(MemoryLog()), parallelism=3) as run:
-        assert run.poll(3.0) is None
-    assert waits == [1.0, 1.0, 1.0]
+    assert sorted(waits) == shares
 
 
-def test_what_ends_a_run_at_its_start_is_what_discovery_raised(monkeypatch):
-    def refuse(_: MemoryDiscovery) -> None:
-        raise UsageError("no such topic")
-
-    monkeypatch.setattr(MemoryDiscovery, "initial", refuse)
-    with pytest.raises(UsageError, match="no such topic"):
-        run_of(MemorySource(log_of(a="12")))
-
-
-def test_why_there_is_no_checkpoint_now_is_said_and_how_one_is_started():
+def test_why_there_is_no_checkpoint_now_is_said():
     with run_of(MemorySource(log_of(a="12"))) as run:
-        for end in (run.checkpoint_completed, run.checkpoint_aborted):
-            with pytest.raises(UsageError, match=r"^no checkpoint is under way: call checkpoint\(\) first$"):
-                end()
         run.checkpoint()
         with pytest.raises(StateError, match=r"^no checkpoint is available now: checkpoint 1 is still under way$"):
             run.checkpoint()

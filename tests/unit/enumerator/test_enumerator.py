@@ -15,10 +15,28 @@ from headrace.testing.memory import MemorySplit
 from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
 
 BOTH = pytest.mark.parametrize("assignment", [EagerEnumerator, LazyEnumerator])
+DISPUTE = RetriableError("whether there is a c is not known")
+
+
+def splits(names: str) -> list[MemorySplit]:
+    return [split(name) for name in names]
+
+
+def driver_with(names: str, *readers: int, **options) -> Driver:
+    """These splits are found, and these readers registered."""
+    driver = Driver(**options)
+    driver.discovered(*splits(names))
+    driver.register(*readers)
+    return driver
+
+
+def lazy(*readers: int) -> Driver:
+    driver = Driver(assignment=LazyEnumerator)
+    driver.register(*readers)
+    return driver
+
 
 # --- discovery --------------------------------------------------------------------------------------------------------
-
-
 def reachable(start: Discovery) -> set[Discovery]:
     found, todo = {start}, [start]
     while todo:
@@ -47,12 +65,10 @@ def test_every_other_step_of_discovery_is_refused_and_changes_nothing(assignment
     ledger: Ledger[MemorySplit] = Ledger()
     enumerator = assignment(ledger, state, 1, None)
     act = {
-        Trigger.START: enumerator.start,
-        Trigger.ANSWER: lambda: enumerator.discovered(DiscoveryResult([split("a")])),
+        Trigger.START: enumerator.start, Trigger.ANSWER: lambda: enumerator.discovered(DiscoveryResult([split("a")])),
         Trigger.LAST_ANSWER: lambda: enumerator.discovered(DiscoveryResult([split("a")], complete=True)),
-        Trigger.DUE: enumerator.discovery_due,
-        Trigger.FAILURE: lambda: enumerator._move(Trigger.FAILURE),
-    }[trigger]
+        Trigger.DUE: enumerator.discovery_due, Trigger.FAILURE: lambda: enumerator._move(Trigger.FAILURE),
+    }[trigger]  # fmt: skip
     with pytest.raises(ProtocolViolationError, match=state.name):
         act()
     assert enumerator._discovery is state
@@ -61,8 +77,7 @@ def test_every_other_step_of_discovery_is_refused_and_changes_nothing(assignment
 
 def test_a_fresh_enumerator_asks_for_the_initial_discovery():
     enumerator = create_enumerator(EagerEnumerator, parallelism=1)
-    assert enumerator.start() == [e.DiscoverInitial()]
-    assert not enumerator.initialised
+    assert (enumerator.start(), enumerator.initialised) == ([e.DiscoverInitial()], False)
 
 
 def test_a_restored_enumerator_looks_for_what_it_does_not_know():
@@ -73,8 +88,7 @@ def test_a_restored_enumerator_looks_for_what_it_does_not_know():
 
 def test_a_restored_enumerator_whose_discovery_was_done_does_not_look():
     enumerator = restore_enumerator(EagerEnumerator, checkpoint_of(reading("a", 3), exhausted=True), parallelism=1)
-    assert enumerator.start() == []
-    assert enumerator.exhausted
+    assert (enumerator.start(), enumerator.exhausted) == ([], True)
 
 
 @BOTH
@@ -105,16 +119,15 @@ def test_a_later_discovery_that_fails_for_now_is_tried_again(interval_s, delay_s
 @pytest.mark.parametrize(("interval_s", "delay_s"), [(None, DISCOVERY_RETRY_S), (30.0, DISCOVERY_RETRY_S), (0.5, 0.5)])
 def test_what_a_discovery_could_decide_counts_and_the_rest_is_looked_for_again(interval_s, delay_s):
     driver = Driver(checkpoint_of(reading("a", 3)), discovery_interval_s=interval_s)
-    error = RetriableError("whether there is a c is not known")
-    commands = driver.send(e.SplitsDiscovered(DiscoveryResult([split("b")], frozenset({"a"}), inconclusive=error)))
+    commands = driver.send(e.SplitsDiscovered(DiscoveryResult([split("b")], frozenset({"a"}), inconclusive=DISPUTE)))
     assert only(commands, e.ReportMissing) == [e.ReportMissing((split("a", 3),))]
-    assert commands[:2] == [e.ReportDiscoveryFailure(error), e.ScheduleDiscovery(delay_s)]
+    assert commands[:2] == [e.ReportDiscoveryFailure(DISPUTE), e.ScheduleDiscovery(delay_s)]
     assert only(driver.send(e.DiscoveryDue()), e.DiscoverLater) == [e.DiscoverLater({"a": split("a", 3), "b": split("b")})]
 
 
 def test_the_pause_before_another_try_grows_to_a_minute_and_starts_over_once_a_look_is_complete():
     driver = Driver(checkpoint_of(reading("a", 3)))
-    error, pauses = RetriableError("whether there is a c is not known"), []
+    error, pauses = DISPUTE, []
     for number in range(9):
         event = e.DiscoveryFailed(error) if number % 2 else e.SplitsDiscovered(DiscoveryResult([], inconclusive=error))
         pauses += [item.delay_s for item in only(driver.send(event), e.ScheduleDiscovery)]
@@ -143,9 +156,7 @@ def test_who_looks_once_is_notified_of_what_is_inconclusive():
             raise AssertionError
 
         def later(self, known):
-            return DiscoveryResult(
-                [split("b")], inconclusive=None if known else RetriableError("whether there is a c is not known")
-            )
+            return DiscoveryResult([split("b")], inconclusive=None if known else DISPUTE)
 
     assert Half().later_or_raise({"a": split("a", 3)}).added == [split("b")]
     with pytest.raises(RetriableError, match="whether there is a c"):
@@ -200,19 +211,13 @@ def test_a_split_that_was_gone_and_is_found_all_the_same_continues_where_it_was(
     assert [state.split for state in driver.checkpoint(2).splits] == [split("a", 3)]
 
 
-@pytest.mark.parametrize(("parallelism", "interval_s"), [(0, None), (-1, None), (1, 0.0), (1, -1.0)])
-def test_settings_that_make_no_sense_are_refused(parallelism, interval_s):
-    with pytest.raises(UsageError):
+@pytest.mark.parametrize(("parallelism", "interval_s", "said"), [
+    (0, None, r"^parallelism must be at least 1, not 0$"), (-1, None, r"^parallelism must be at least 1, not -1$"),
+    (1, 0.0, r"^the discovery interval must be positive seconds or None, not 0\.0$"), (1, -1.0, r"None, not -1\.0$"),
+])  # fmt: skip
+def test_settings_that_make_no_sense_are_refused_with_their_value(parallelism, interval_s, said):
+    with pytest.raises(UsageError, match=said):
         create_enumerator(EagerEnumerator, parallelism=parallelism, discovery_interval_s=interval_s)
-
-
-def test_settings_that_make_no_sense_are_named_with_their_value():
-    for parallelism, interval_s, said in [
-        (0, None, r"^parallelism must be at least 1, not 0$"),
-        (1, 0.0, r"^the discovery interval must be positive seconds or None, not 0\.0$"),
-    ]:
-        with pytest.raises(UsageError, match=said):
-            create_enumerator(EagerEnumerator, parallelism=parallelism, discovery_interval_s=interval_s)
     assert create_enumerator(EagerEnumerator, parallelism=1, discovery_interval_s=0.5).parallelism == 1
 
 
@@ -222,19 +227,14 @@ def test_what_discovery_refuses_is_said_with_where_it_is():
 
 
 # --- eager ------------------------------------------------------------------------------------------------------------
-
-
 def test_eager_gives_each_reader_its_share_as_it_registers():
-    driver = Driver()
-    driver.discovered(*(split(name) for name in "abcde"))
-    assert assigned(driver.register(1)) == {1: [split("b"), split("d")]}
-    assert assigned(driver.register(0)) == {0: [split("a"), split("c"), split("e")]}
+    driver = driver_with("abcde")
+    assert assigned(driver.register(1)) == {1: splits("bd")}
+    assert assigned(driver.register(0)) == {0: splits("ace")}
 
 
 def test_eager_gives_a_new_split_to_the_reader_with_least_to_do():
-    driver = Driver(discovery_interval_s=1.0)
-    driver.discovered(*(split(name) for name in "abc"))
-    driver.register(0, 1)
+    driver = driver_with("abc", 0, 1, discovery_interval_s=1.0)
     driver.send(e.DiscoveryDue())
     assert assigned(driver.discovered(split("d"))) == {1: [split("d")]}
 
@@ -242,38 +242,31 @@ def test_eager_gives_a_new_split_to_the_reader_with_least_to_do():
 def test_eager_evens_out_what_two_readers_have_to_do():
     ledger: Ledger[MemorySplit] = Ledger()
     enumerator = EagerEnumerator(ledger, Discovery.IDLE, 2, None)
-    ledger.add([split("a"), split("b")])
+    ledger.add(splits("ab"))
     for name in "ab":
         ledger.assign(name, 0)
-    ledger.add([split(name) for name in "efgh"])
-    assert enumerator.assignments([0, 1]) == [e.Assign(0, (split("g"),)), e.Assign(1, (split("e"), split("f"), split("h")))]
+    ledger.add(splits("efgh"))
+    assert enumerator.assignments([0, 1]) == [e.Assign(0, (split("g"),)), e.Assign(1, tuple(splits("efh")))]
 
 
 def test_eager_replans_what_a_lost_reader_held():
-    driver = Driver()
-    driver.discovered(*(split(name) for name in "abcd"))
-    driver.register(0, 1)
-    lost = driver.send(e.ReaderLost(0))
-    again = driver.register(0)
-    assert assigned_splits(lost + again) == [split("a"), split("c")]
+    driver = driver_with("abcd", 0, 1)
+    assert assigned_splits(driver.send(e.ReaderLost(0)) + driver.register(0)) == splits("ac")
 
 
 def test_eager_counts_what_is_planned_for_a_reader_that_has_not_started():
-    driver = Driver(discovery_interval_s=1.0)
-    driver.discovered(split("a"), split("b"), split("c"))
-    driver.register(0)
+    driver = driver_with("abc", 0, discovery_interval_s=1.0)
     driver.send(e.DiscoveryDue())
-    assert assigned(driver.discovered(split("d"), split("e"))) == {0: [split("e")]}
-    assert assigned(driver.register(1)) == {1: [split("b"), split("d")]}
+    assert assigned(driver.discovered(*splits("de"))) == {0: [split("e")]}
+    assert assigned(driver.register(1)) == {1: splits("bd")}
 
 
 def test_eager_gives_what_was_planned_for_a_lost_reader_to_its_successor_once():
-    driver = Driver()
-    driver.discovered(*(split(name) for name in "abcd"))
+    driver = driver_with("abcd")
     driver.send(e.ReaderLost(0))
     driver.register(0)
     driver.send(e.ReaderLost(0))
-    assert assigned_splits(driver.register(0, 1)) == [split(name) for name in "abcd"]
+    assert assigned_splits(driver.register(0, 1)) == splits("abcd")
 
 
 @pytest.mark.parametrize("parallelism", [1, 3, 8])
@@ -286,27 +279,21 @@ def test_eager_restores_at_any_parallelism(parallelism):
 
 
 # --- lazy -------------------------------------------------------------------------------------------------------------
-
-
 def test_lazy_gives_one_split_for_each_request():
-    driver = Driver(assignment=LazyEnumerator)
-    driver.discovered(*(split(name) for name in "abc"))
+    driver = driver_with("abc", assignment=LazyEnumerator)
     assert assigned(driver.register(0, 1)) == {}
-    assert assigned(driver.send(e.SplitRequested(1))) == {1: [split("a")]}
-    assert assigned(driver.send(e.SplitRequested(1))) == {1: [split("b")]}
+    assert [assigned(driver.send(e.SplitRequested(1))) for _ in range(2)] == [{1: [split("a")]}, {1: [split("b")]}]
 
 
 def test_lazy_remembers_a_request_until_a_split_is_discovered():
     """FLINK-40362"""
-    driver = Driver(assignment=LazyEnumerator)
-    driver.register(0)
+    driver = lazy(0)
     driver.send(e.SplitRequested(0))
-    assert assigned(driver.discovered(split("a"), split("b"))) == {0: [split("a")]}
+    assert assigned(driver.discovered(*splits("ab"))) == {0: [split("a")]}
 
 
 def test_lazy_answers_the_oldest_request_first():
-    driver = Driver(assignment=LazyEnumerator)
-    driver.register(0, 1)
+    driver = lazy(0, 1)
     driver.send(e.SplitRequested(1), e.SplitRequested(0))
     assert assigned(driver.discovered(split("a"))) == {1: [split("a")]}
 
@@ -321,8 +308,7 @@ def test_lazy_wakes_a_waiting_reader_when_another_is_lost():
 
 
 def test_lazy_forgets_the_request_of_a_lost_reader():
-    driver = Driver(assignment=LazyEnumerator)
-    driver.register(0)
+    driver = lazy(0)
     driver.send(e.SplitRequested(0), e.ReaderLost(0))
     driver.register(0)
     assert assigned(driver.discovered(split("a"))) == {}
@@ -342,8 +328,7 @@ def test_lazy_by_itself_forgets_a_request_at_the_end_of_a_lifetime_and_at_the_be
 
 
 def test_lazy_keeps_the_request_of_a_reader_that_is_not_there_for_no_one():
-    driver = Driver(assignment=LazyEnumerator)
-    driver.register(0, 1)
+    driver = lazy(0, 1)
     driver.send(e.SplitRequested(0))
     driver.register(0)
     assert assigned(driver.discovered(split("a"))) == {}
@@ -361,8 +346,6 @@ def test_lazy_restores_at_any_parallelism(parallelism):
 
 
 # --- scale ------------------------------------------------------------------------------------------------------------
-
-
 class CountedSplit:
     """A split that counts how often any process asks who it is: what work on a split comes down to."""
 
@@ -383,19 +366,18 @@ class CountedDict(OrderedDict):
     steps = 0
 
     def __iter__(self):
-        for key in super().__iter__():
-            CountedDict.steps += 1
-            yield key
+        return self._counted(super().__iter__())
 
     def items(self):
-        for item in super().items():
-            CountedDict.steps += 1
-            yield item
+        return self._counted(super().items())
 
     def values(self):
-        for value in super().values():
+        return self._counted(super().values())
+
+    def _counted(self, walk):
+        for each in walk:
             CountedDict.steps += 1
-            yield value
+            yield each
 
 
 def steps_of_a_restore(count: int, readers: int) -> int:
@@ -405,19 +387,14 @@ def steps_of_a_restore(count: int, readers: int) -> int:
     CountedSplit.reads = CountedDict.steps = 0
     states = tuple(SplitState(CountedSplit(number), finished=False) for number in range(count))
     enumerator = restore_enumerator(EagerEnumerator, Checkpoint(1, states, exhausted=False), parallelism=readers)
-    ledger = enumerator.ledger
-    ledger._entries = CountedDict(ledger._entries)
-    ledger._unassigned = CountedDict(ledger._unassigned)
+    for name in ("_entries", "_unassigned"):
+        setattr(enumerator.ledger, name, CountedDict(getattr(enumerator.ledger, name)))
     coordinator = Coordinator(enumerator)
     coordinator.handle(e.Started())
-    given = 0
-    for reader in range(readers):
-        given += sum(len(assign.splits) for assign in only(coordinator.handle(e.ReaderRegistered(reader)), e.Assign))
     added = [CountedSplit(count + number) for number in range(10)]
-    given += sum(
-        len(assign.splits) for assign in only(coordinator.handle(e.SplitsDiscovered(DiscoveryResult(added))), e.Assign)
-    )
-    assert given == count + 10
+    events = [*(e.ReaderRegistered(reader) for reader in range(readers)), e.SplitsDiscovered(DiscoveryResult(added))]
+    commands = [command for event in events for command in coordinator.handle(event)]
+    assert sum(len(assign.splits) for assign in only(commands, e.Assign)) == count + 10
     return CountedSplit.reads + CountedDict.steps
 
 

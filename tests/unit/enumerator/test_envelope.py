@@ -50,8 +50,6 @@ values = st.recursive(
 
 
 # --- the envelope -------------------------------------------------------------------------------------------------------
-
-
 def test_an_envelope_is_one_line_of_json_with_four_fields():
     data = PLAN.seal({"a": [1]})
     assert data == b'{"format":"headrace-plan","version":1,"checksum":%d,"body":{"a":[1]}}' % zlib.crc32(b'{"a":[1]}')
@@ -69,31 +67,23 @@ def test_an_envelope_that_was_indented_is_whole():
     assert PLAN.open(json.dumps(json.loads(PLAN.seal(BODY)), indent=2), "here") == BODY
 
 
-@pytest.mark.parametrize(
-    ("data", "problem", "what_to_do"),
-    [
-        (b"", "it is not JSON (Expecting value: line 1 column 1 (char 0))", EITHER),
-        (PLAN.seal(BODY)[:-1], f"it is not JSON (Expecting ',' delimiter: line 1 column {len(PLAN.seal(BODY))}", EITHER),
-        (b"\xff\xfe", "it is not JSON (", EITHER),
-        (b"[" * 100_000, "it is not JSON (", EITHER),
-        (b"[]", "headrace did not write it: it is a JSON list without a format", EITHER),
-        (b"{}", "headrace did not write it: it is a JSON dict without a format", EITHER),
-        (sealed("headrace-map", BODY), "its format is 'headrace-map', not 'headrace-plan'", PLACE),
-        (enveloped(PLAN.seal(BODY), format=None), "its format is None, not 'headrace-plan'", PLACE),
-        (
-            Envelope("headrace-plan", "", 2).seal(BODY),
-            "a newer headrace wrote it: version 2, and this one reads up to 1",
-            NEWER,
-        ),
-        (enveloped(PLAN.seal(BODY), version=0), "it is damaged (ValueError: version 0)", COPY),
-        (enveloped(PLAN.seal(BODY), version=True), "it is damaged (ValueError: version True)", COPY),
-        (enveloped(PLAN.seal(BODY), version="1"), "it is damaged (ValueError: version '1')", COPY),
-        (b'{"format":"headrace-plan"}', "it is damaged (KeyError: 'version')", COPY),
-        (enveloped(PLAN.seal(BODY), checksum=7), "it is damaged (ValueError: its checksum does not match)", COPY),
-        (PLAN.seal(BODY).replace(b"0.1", b"0.2"), "it is damaged (ValueError: its checksum does not match)", COPY),
-        (sealed("headrace-plan", [1]), "it is damaged (TypeError: its body is a JSON list)", COPY),
-    ],
-)
+@pytest.mark.parametrize(("data", "problem", "what_to_do"), [
+    (b"", "it is not JSON (Expecting value: line 1 column 1 (char 0))", EITHER),
+    (PLAN.seal(BODY)[:-1], f"it is not JSON (Expecting ',' delimiter: line 1 column {len(PLAN.seal(BODY))}", EITHER),
+    (b"\xff\xfe", "it is not JSON (", EITHER), (b"[" * 100_000, "it is not JSON (", EITHER),
+    (b"[]", "headrace did not write it: it is a JSON list without a format", EITHER),
+    (b"{}", "headrace did not write it: it is a JSON dict without a format", EITHER),
+    (sealed("headrace-map", BODY), "its format is 'headrace-map', not 'headrace-plan'", PLACE),
+    (enveloped(PLAN.seal(BODY), format=None), "its format is None, not 'headrace-plan'", PLACE),
+    (Envelope("headrace-plan", "", 2).seal(BODY), "a newer headrace wrote it: version 2, and this one reads up to 1", NEWER),
+    (enveloped(PLAN.seal(BODY), version=0), "it is damaged (ValueError: version 0)", COPY),
+    (enveloped(PLAN.seal(BODY), version=True), "it is damaged (ValueError: version True)", COPY),
+    (enveloped(PLAN.seal(BODY), version="1"), "it is damaged (ValueError: version '1')", COPY),
+    (b'{"format":"headrace-plan"}', "it is damaged (KeyError: 'version')", COPY),
+    (enveloped(PLAN.seal(BODY), checksum=7), "it is damaged (ValueError: its checksum does not match)", COPY),
+    (PLAN.seal(BODY).replace(b"0.1", b"0.2"), "it is damaged (ValueError: its checksum does not match)", COPY),
+    (sealed("headrace-plan", [1]), "it is damaged (TypeError: its body is a JSON list)", COPY),
+])  # fmt: skip
 def test_what_cannot_be_read_is_refused_with_what_is_wrong_and_what_to_do(data, problem, what_to_do):
     with pytest.raises(StateError) as refused:
         PLAN.open(data, "/a/b.json")
@@ -122,8 +112,6 @@ def test_what_the_reader_says_itself_and_errors_of_the_program_pass():
 
 
 # --- every stored format ------------------------------------------------------------------------------------------------
-
-
 def list_of(handles: HandleSerializer) -> Callable[[bytes, str], object]:
     return CommitListSerializer(handles).deserialize
 
@@ -133,29 +121,24 @@ def run_checkpoint(data: bytes, where: str) -> object:
 
 
 STORED = {
-    "checkpoint_v1.json": SERIALIZER.deserialize,
-    "commit_list_v1.json": list_of(MemoryHandleSerializer()),
+    "checkpoint_v1.json": SERIALIZER.deserialize, "commit_list_v1.json": list_of(MemoryHandleSerializer()),
     "commit_list_claimed_v1.json": list_of(FileHandleSerializer()),
     "kafka_commit_list_v1.json": list_of(KafkaHandleSerializer()),
     "sql_commit_list_v1.json": list_of(SqlHandleSerializer()),
     "table_commit_list_v1.json": list_of(TableHandleSerializer()),
-    "lease_v1.json": lambda data, where: parse_heartbeat(data.decode(), where),
-    "run-checkpoint-v1.json": run_checkpoint,
-    "run-roster-v1.json": RUN.open,
-    "run-savepoint-v1.json": Savepoint.deserialize,
+    "lease_v1.json": lambda data, where: parse_heartbeat(data.decode(), where), "run-checkpoint-v1.json": run_checkpoint,
+    "run-roster-v1.json": RUN.open, "run-savepoint-v1.json": Savepoint.deserialize,
     "beam_writer_v1.json": ShardStateSerializer(KafkaHandleSerializer()).deserialize,
     "beam_epochs_v1.json": CommitterStateSerializer(TableHandleSerializer()).deserialize,
-}
+}  # fmt: skip
 """The golden files that are an envelope as it is, and their readers."""
 
 
 def other_value(data: bytes) -> bytes:
     """The first number, name or truth of the body is another one, under the checksum of the old one."""
     head, body = data.split(b'"body":', 1)
-    changed = re.sub(
-        rb"\d|true|false", lambda found: {b"true": b"false", b"false": b"true", b"1": b"2"}.get(found[0], b"1"), body, count=1
-    )
-    return head + b'"body":' + changed
+    others = {b"true": b"false", b"false": b"true", b"1": b"2"}
+    return head + b'"body":' + re.sub(rb"\d|true|false", lambda found: others.get(found[0], b"1"), body, count=1)
 
 
 DAMAGES = {
@@ -168,8 +151,8 @@ DAMAGES = {
 }
 
 
-def refused(noun: str, problem: str) -> str:
-    return rf"^/some/place: the {noun} cannot be read: .*{re.escape(problem)}.*\. (Put back|Check|Continue)"
+def refused(noun: str, problem: str, place: str = "/some/place") -> str:
+    return rf"^{place}: the {noun} cannot be read: .*{re.escape(problem)}.*\. (Put back|Check|Continue)"
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -194,9 +177,7 @@ def test_every_golden_envelope_is_of_version_1_and_has_a_reader_here():
 def test_damage_of_what_beam_keeps_packed_is_refused_with_the_one_text(kind, damage):
     coder, name = kind(MemorySource(MemoryLog())), "ledger" if kind is EnumerationFormat else "reader"
     data, (change, problem) = (GOLDEN / f"beam_{name}_v1.bin").read_bytes(), DAMAGES[damage]
-    with pytest.raises(
-        StateError, match=refused("state of a source.*", problem).replace("/some/place", "the runner's checkpoint")
-    ):
+    with pytest.raises(StateError, match=refused("state of a source.*", problem, "the runner's checkpoint")):
         coder.decode(zlib.compress(change(zlib.decompress(data))))
 
 
@@ -206,9 +187,7 @@ def test_damage_of_offsets_in_a_querys_checkpoint_is_refused_with_the_one_text(d
     document = json.loads(text)
     (own,) = (key for key in document if key.startswith(OURS))
     changed = change(own.removeprefix(OURS).encode()).decode()
-    with pytest.raises(
-        StateError, match=refused("offset of a batch", problem).replace("/some/place", "the query's checkpoint")
-    ):
+    with pytest.raises(StateError, match=refused("offset of a batch", problem, "the query's checkpoint")):
         parse_ours({**{key: value for key, value in document.items() if key != own}, OURS + changed: {}})
     assert parse_ours(parse(text)) is not None
 
@@ -227,9 +206,7 @@ def test_damage_of_an_entry_of_a_runs_log_is_refused_with_the_one_text(damage):
         def read(self, name):
             return changed[name]
 
-    with pytest.raises(
-        StateError, match=refused("entry of a run's log", problem).replace("/some/place", "mem://x/log/000000000002")
-    ):
+    with pytest.raises(StateError, match=refused("entry of a run's log", problem, "mem://x/log/000000000002")):
         ObjectLog("mem://x", Objects())
 
 
@@ -240,7 +217,6 @@ def test_a_list_in_parts_whose_head_is_damaged_is_no_list_that_can_be_read(damag
     records = {key: value for key, value in split("key", stored, ()).items() if value is not None}
     assert whole("key", records) == stored
     assert body_of(records["key"])["parts"] == len(records) - 1
+    damaged = whole("key", {**records, "key": change(records["key"])})
     with pytest.raises(StateError, match=refused("list of transactions", "")):
-        CommitListSerializer(KafkaHandleSerializer()).deserialize(
-            whole("key", {**records, "key": change(records["key"])}), "/some/place"
-        )
+        list_of(KafkaHandleSerializer())(damaged, "/some/place")

@@ -21,17 +21,10 @@ def test_only_a_retriable_error_of_ours_is_retried(kind):
     assert errors.is_retriable(kind("why")) is issubclass(kind, errors.RetriableError)
 
 
-@pytest.mark.parametrize(
-    ("error", "retriable"),
-    [
-        (ConnectionResetError(), True),
-        (BrokenPipeError(), True),
-        (TimeoutError(), True),
-        (FileNotFoundError(), False),
-        (ValueError(), False),
-        (KeyboardInterrupt(), False),
-    ],
-)
+@pytest.mark.parametrize(("error", "retriable"), [
+    (ConnectionResetError(), True), (BrokenPipeError(), True), (TimeoutError(), True), (FileNotFoundError(), False),
+    (ValueError(), False), (KeyboardInterrupt(), False),
+])  # fmt: skip
 def test_of_pythons_errors_those_of_a_connection_are_retried(error, retriable):
     assert errors.is_retriable(error) is retriable
 

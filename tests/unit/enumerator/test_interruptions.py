@@ -19,17 +19,12 @@ from headrace.enumerator.errors import StateError
 from headrace.kafka import KafkaSource, Latest
 from headrace.testing import FakeKafka
 from headrace.testing.memory import MemoryLog, MemorySource
+from tests.helpers.driving import log_of
 from tests.helpers.interruptions import OURS, Interruption
-
-SPLITS = {"a": "123", "b": "45", "c": "6"}
 
 
 def source() -> MemorySource:
-    log = MemoryLog()
-    for split_id, values in SPLITS.items():
-        log.create(split_id)
-        log.append(split_id, values)
-    return MemorySource(log, bounded=True)
+    return MemorySource(log_of(a="123", b="45", c="6"), bounded=True)
 
 
 def read(run: EmbeddedRun[Any], values: list[str]) -> None:

@@ -9,9 +9,12 @@ from headrace.testing.memory import MemorySplit
 from tests.helpers.driving import finished, reading, split
 
 
-def ledger_of(*splits: MemorySplit) -> Ledger[MemorySplit]:
+def ledger_of(*splits: MemorySplit, **readers: int) -> Ledger[MemorySplit]:
+    """The splits, and which of them a reader holds."""
     ledger: Ledger[MemorySplit] = Ledger()
     ledger.add(splits)
+    for split_id, reader in readers.items():
+        ledger.assign(split_id, reader)
     return ledger
 
 
@@ -26,26 +29,20 @@ def test_a_discovered_split_is_unassigned_in_order_of_discovery():
 
 
 def test_adding_a_known_split_changes_nothing():
-    ledger = ledger_of(split("a", 5))
-    ledger.assign("a", 0)
+    ledger = ledger_of(split("a", 5), a=0)
     assert ledger.add([split("a", 0), split("b")]) == ["b"]
-    assert ledger["a"].durable == split("a", 5)
-    assert ledger["a"].place == Assigned(0)
+    assert (ledger["a"].durable, ledger["a"].place) == (split("a", 5), Assigned(0))
 
 
 def test_an_assigned_split_waits_no_longer():
     ledger = ledger_of(split("a", 3))
     assert ledger.assign("a", 1) == split("a", 3)
-    assert list(ledger.unassigned) == []
-    assert ledger.held_by(1) == ["a"]
-    assert ledger.load(1) == 1
+    assert (list(ledger.unassigned), ledger.held_by(1), ledger.load(1)) == ([], ["a"], 1)
 
 
 def test_a_split_is_assigned_to_one_reader_only():
-    ledger = ledger_of(split("a"))
-    ledger.assign("a", 0)
     with pytest.raises(ProtocolViolationError, match="should be Unassigned"):
-        ledger.assign("a", 1)
+        ledger_of(split("a"), a=0).assign("a", 1)
 
 
 def test_an_unknown_split_is_refused():
@@ -54,31 +51,24 @@ def test_an_unknown_split_is_refused():
 
 
 def test_only_its_reader_finishes_a_split():
-    ledger = ledger_of(split("a"))
-    ledger.assign("a", 0)
+    ledger = ledger_of(split("a"), a=0)
     with pytest.raises(ProtocolViolationError, match="reader 1 finished split a"):
         ledger.finish("a", 1)
     ledger.finish("a", 0)
-    assert ledger["a"].place == FinishedBy(0)
-    assert ledger.all_finished
+    assert (ledger["a"].place, ledger.all_finished) == (FinishedBy(0), True)
 
 
 def test_a_split_finishes_once():
-    ledger = ledger_of(split("a"))
-    ledger.assign("a", 0)
+    ledger = ledger_of(split("a"), a=0)
     ledger.finish("a", 0)
     with pytest.raises(ProtocolViolationError, match="should be Assigned"):
         ledger.finish("a", 0)
 
 
 def test_what_a_lost_reader_held_waits_at_its_durable_position():
-    ledger = ledger_of(split("a", 2), split("b"), split("c"))
-    for split_id, reader in (("a", 0), ("b", 0), ("c", 1)):
-        ledger.assign(split_id, reader)
+    ledger = ledger_of(split("a", 2), split("b"), split("c"), a=0, b=0, c=1)
     ledger.finish("b", 0)
-    assert ledger.release(0) == ["a", "b"]
-    assert list(ledger.unassigned) == ["a", "b"]
-    assert not ledger.all_finished
+    assert (ledger.release(0), list(ledger.unassigned), ledger.all_finished) == (["a", "b"], ["a", "b"], False)
     assert ledger.assign("a", 1) == split("a", 2)
 
 
@@ -87,45 +77,34 @@ def test_a_reader_that_holds_nothing_is_lost_without_effect():
 
 
 def test_a_snapshot_has_every_split_once():
-    ledger = ledger_of(split("a"), split("b"), split("c", 0, 4), split("d", 0, 4))
-    ledger.assign("a", 0)
-    ledger.assign("c", 0)
+    ledger = ledger_of(split("a"), split("b"), split("c", 0, 4), split("d", 0, 4), a=0, c=0, d=1)
     ledger.finish("c", 0)
     ledger.make_durable({"c": finished("c", 4)})
-    ledger.assign("d", 1)
     assert ledger.snapshot({"a": reading("a", 9)}) == [reading("a", 9), reading("b", 0), finished("c", 4), reading("d", 0, 4)]
 
 
 def test_a_reported_position_is_durable_only_once_it_is_said_to_be():
-    ledger = ledger_of(split("a"))
-    ledger.assign("a", 0)
+    ledger = ledger_of(split("a"), a=0)
     ledger.snapshot({"a": reading("a", 9)})
     assert ledger["a"].durable == split("a", 0)
     ledger.make_durable({"a": reading("a", 9)})
-    assert ledger["a"].durable == split("a", 9)
-    assert ledger["a"].place == Assigned(0)
+    assert (ledger["a"].durable, ledger["a"].place) == (split("a", 9), Assigned(0))
 
 
 def test_a_split_that_finished_durably_is_not_lost_with_its_reader():
-    ledger = ledger_of(split("a", 0, 4))
-    ledger.assign("a", 0)
+    ledger = ledger_of(split("a", 0, 4), a=0)
     ledger.finish("a", 0)
     ledger.make_durable({"a": finished("a", 4)})
-    assert ledger["a"].place == FINISHED
-    assert ledger.held_by(0) == []
-    assert ledger.release(0) == []
+    assert (ledger["a"].place, ledger.held_by(0), ledger.release(0)) == (FINISHED, [], [])
     assert ledger.all_finished
 
 
 def test_a_split_finished_in_a_checkpoint_stays_so_when_its_reader_was_lost_meanwhile():
-    ledger = ledger_of(split("a", 0, 4))
-    ledger.assign("a", 0)
+    ledger = ledger_of(split("a", 0, 4), a=0)
     ledger.finish("a", 0)
     ledger.release(0)
     ledger.make_durable({"a": finished("a", 4)})
-    assert ledger["a"].place == FINISHED
-    assert list(ledger.unassigned) == []
-    assert ledger.all_finished
+    assert (ledger["a"].place, list(ledger.unassigned), ledger.all_finished) == (FINISHED, [], True)
 
 
 def test_a_finish_reported_twice_is_harmless():
@@ -135,18 +114,15 @@ def test_a_finish_reported_twice_is_harmless():
 
 
 def test_a_split_that_is_being_read_cannot_be_finished_durably():
-    ledger = ledger_of(split("a", 0, 4))
-    ledger.assign("a", 0)
     with pytest.raises(ProtocolViolationError, match="finished in a completed checkpoint"):
-        ledger.make_durable({"a": finished("a", 4)})
+        ledger_of(split("a", 0, 4), a=0).make_durable({"a": finished("a", 4)})
 
 
 def test_a_restored_ledger_has_unfinished_splits_waiting():
     ledger = Ledger([finished("a", 4), reading("b", 2), SplitState(split("c"), finished=False)])
     assert list(ledger.unassigned) == ["b", "c"]
     assert not ledger.all_finished
-    assert ledger.known() == {"a": split("a", 4, 4), "b": split("b", 2), "c": split("c")}
-    assert len(ledger) == 3
+    assert (ledger.known(), len(ledger)) == ({"a": split("a", 4, 4), "b": split("b", 2), "c": split("c")}, 3)
     assert "a" in ledger
 
 
@@ -157,28 +133,21 @@ def test_a_split_twice_in_a_restored_ledger_is_refused():
 
 def test_a_split_is_reported_missing_once_until_it_has_been_seen_again():
     ledger = ledger_of(split("a"), split("b"))
-    assert ledger.mark_missing({"a", "unknown"}) == [split("a")]
-    assert ledger.mark_missing({"a"}) == []
-    assert ledger.mark_missing(()) == []
-    assert ledger.mark_missing({"a"}) == [split("a")]
+    assert (ledger.mark_missing({"a", "unknown"}), ledger.mark_missing({"a"})) == ([split("a")], [])
+    assert (ledger.mark_missing(()), ledger.mark_missing({"a"})) == ([], [split("a")])
 
 
 def test_a_missing_split_keeps_its_place_and_position():
-    ledger = ledger_of(split("a", 3))
-    ledger.assign("a", 0)
+    ledger = ledger_of(split("a", 3), a=0)
     ledger.mark_missing({"a"})
-    assert ledger["a"].missing
-    assert ledger["a"].place == Assigned(0)
+    assert (ledger["a"].missing, ledger["a"].place) == (True, Assigned(0))
     ledger.mark_missing(())
-    assert ledger.add([split("a", 0)]) == []
-    assert ledger["a"].durable == split("a", 3)
+    assert (ledger.add([split("a", 0)]), ledger["a"].durable) == ([], split("a", 3))
     assert UNASSIGNED not in [entry.place for entry in ledger]
 
 
 def test_each_unfinished_split_counts_until_the_last_is_finished():
-    ledger = ledger_of(split("a", 0, 4), split("b", 0, 4), split("c", 0, 4))
-    for split_id in "abc":
-        ledger.assign(split_id, 0)
+    ledger = ledger_of(split("a", 0, 4), split("b", 0, 4), split("c", 0, 4), a=0, b=0, c=0)
     ended = []
     for split_id in "abc":
         ledger.finish(split_id, 0)
@@ -193,22 +162,19 @@ def test_each_unfinished_split_counts_until_the_last_is_finished():
 
 
 def test_of_two_splits_whose_reader_was_lost_the_one_that_is_not_in_the_checkpoint_is_still_to_be_read():
-    ledger = ledger_of(split("a", 0, 4), split("b", 0, 4))
+    ledger = ledger_of(split("a", 0, 4), split("b", 0, 4), a=0, b=0)
     for split_id in "ab":
-        ledger.assign(split_id, 0)
         ledger.finish(split_id, 0)
     ledger.release(0)
     ledger.make_durable({"a": finished("a", 4), "b": reading("b", 2, 4)})
-    assert list(ledger.unassigned) == ["b"]
-    assert not ledger.all_finished
+    assert (list(ledger.unassigned), ledger.all_finished) == (["b"], False)
     ledger.assign("b", 0)
     ledger.finish("b", 0)
     assert ledger.all_finished
 
 
 def test_what_is_wrong_is_said_with_the_split_and_its_place():
-    ledger = ledger_of(split("a"), split("b"))
-    ledger.assign("a", 0)
+    ledger = ledger_of(split("a"), split("b"), a=0)
     for wrong, said in [
         (lambda: ledger.assign("a", 1), r"^split a should be Unassigned but is Assigned\(reader=0\)$"),
         (lambda: ledger.finish("b", 1), r"^split b should be Assigned but is Unassigned\(\)$"),
@@ -229,8 +195,7 @@ def test_a_split_that_is_gone_is_known_and_stored_no_more_and_no_longer_missing(
     ledger.mark_missing({"a", "b"})
     assert ledger.missing() == [split("a", 3), split("b")]
     ledger.mark_gone(["a"])
-    assert ledger.missing() == [split("b")]
-    assert ledger.known() == {"b": split("b")}
+    assert (ledger.missing(), ledger.known()) == ([split("b")], {"b": split("b")})
     assert ledger.snapshot({}) == [reading("b", 0)]
     assert (ledger["a"].missing, ledger["a"].gone, ledger["b"].gone) == (True, True, False)
     assert ledger.mark_missing(()) == []
@@ -239,8 +204,7 @@ def test_a_split_that_is_gone_is_known_and_stored_no_more_and_no_longer_missing(
 
 
 def test_a_gone_split_that_is_found_again_continues_where_it_was_with_its_reader():
-    ledger = ledger_of(split("a", 3))
-    ledger.assign("a", 0)
+    ledger = ledger_of(split("a", 3), a=0)
     ledger.mark_gone(["a"])
     assert ledger.add([split("a", 0)]) == []
     assert (ledger["a"].durable, ledger["a"].place) == (split("a", 3), Assigned(0))

@@ -40,8 +40,7 @@ def test_a_finished_split_is_reported_until_a_completed_checkpoint_has_it():
     progress = progress_of(split("a", 0, 9))
     progress.delivered(SplitBatch(split("a", 9, 9), NOTHING, finished=True))
     reported = progress.snapshot()
-    assert reported == {"a": finished("a", 9)}
-    assert progress.snapshot() == reported
+    assert (reported, progress.snapshot()) == ({"a": finished("a", 9)}, reported)
     progress.checkpoint_completed(reported)
     assert progress.snapshot() == {}
 

@@ -56,25 +56,20 @@ class ScriptedDiscovery(SplitDiscovery[MemorySplit]):
     """Each round gives the next of these findings, or raises the next of these errors."""
 
     def __init__(self, *rounds):
-        self.rounds = list(rounds)
-        self.asked = []
-        self.is_closed = False
+        self.rounds, self.asked, self.is_closed = list(rounds), [], False
 
     def initial(self):
-        return self._next("initial")
+        return self.later("initial")
 
     def later(self, known):
-        return self._next(known)
-
-    def close(self):
-        self.is_closed = True
-
-    def _next(self, asked):
-        self.asked.append(asked)
+        self.asked.append(known)
         found = self.rounds.pop(0)
         if isinstance(found, Exception):
             raise found
         return found
+
+    def close(self):
+        self.is_closed = True
 
 
 def driver_of(*rounds, source=None, failures=None):
@@ -86,17 +81,13 @@ def warnings(caplog):
 
 
 # --- pauses -----------------------------------------------------------------------------------------------------------
-
-
 def test_pauses_double_up_to_the_longest_and_are_short_again_after_a_success():
     pauses = DiscoveryPauses()
     waits = [pauses.after_failure() if number % 2 else pauses.after_inconclusive() for number in range(10)]
     assert (waits[0], waits[-1]) == (DISCOVERY_RETRY_S, DISCOVERY_RETRY_MAX_S)
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0]
     assert pauses.retry_s == DISCOVERY_RETRY_MAX_S
-    assert pauses.after_success() is None
-    assert pauses.retry_s is None
-    assert pauses.after_failure() == DISCOVERY_RETRY_S
+    assert [pauses.after_success(), pauses.retry_s, pauses.after_failure()] == [None, None, DISCOVERY_RETRY_S]
 
 
 def test_a_thousand_rounds_in_vain_end_in_the_longest_pause():
@@ -111,9 +102,7 @@ def test_what_is_inconclusive_is_asked_again_soon_and_what_failed_at_the_interva
     assert pauses.after_success() == 30.0
     assert [pauses.after_inconclusive() for _ in range(7)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert pauses.retry_s == DISCOVERY_RETRY_MAX_S  # for a runner that takes the shorter one, whatever the round ended in
-    assert pauses.after_failure() == 30.0
-    assert pauses.after_success() == 30.0
-    assert pauses.after_inconclusive() == 1.0
+    assert [pauses.after_failure(), pauses.after_success(), pauses.after_inconclusive()] == [30.0, 30.0, 1.0]
 
 
 def test_an_interval_shorter_than_a_retry_stays_the_pause():
@@ -122,8 +111,6 @@ def test_an_interval_shorter_than_a_retry_stays_the_pause():
 
 
 # --- what is logged ---------------------------------------------------------------------------------------------------
-
-
 def test_a_failure_is_to_be_logged_when_it_is_the_first_and_its_end_when_there_was_one():
     failures = FailureLog()
     assert not failures.is_failing
@@ -133,8 +120,6 @@ def test_a_failure_is_to_be_logged_when_it_is_the_first_and_its_end_when_there_w
 
 
 # --- discovery --------------------------------------------------------------------------------------------------------
-
-
 def test_a_fresh_run_is_answered_by_the_initial_discovery_and_a_later_one_with_what_is_known():
     found, later = DiscoveryResult([A]), DiscoveryResult([B])
     driver = driver_of(found, later)
@@ -196,8 +181,6 @@ def test_closing_closes_the_discovery():
 
 
 # --- missing splits ---------------------------------------------------------------------------------------------------
-
-
 def test_missing_splits_are_reported_to_the_source_which_may_stop_the_job():
     source = ScriptedSource(fails=[None, DataLossError("a is gone")])
     driver = driver_of(source=source)
@@ -223,8 +206,6 @@ def test_without_missing_splits_the_source_is_not_asked():
 
 
 # --- publishing -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("error", [RetriableError("busy"), DeadlineExceededError("late"), ConnectionError("lost")])
 def test_positions_that_are_not_published_for_now_are_logged_once_and_so_is_the_end(caplog, error):
     source = ScriptedSource(fails=[None, error, error, None, None, error])
@@ -275,13 +256,15 @@ def test_failures_of_discovery_and_of_publishing_do_not_hide_each_other(caplog):
 
 def test_the_last_positions_can_be_tried_again_where_no_later_ones_come():
     source = ScriptedSource(fails=[LOST, None])
-    driver = SourceDriver(source, ScriptedDiscovery())
-    assert driver.publish_again()  # there is nothing to do
+    driver = driver_of(source=source)
+    assert driver.publisher.publish_again()  # there is nothing to do
     driver.perform(ev.PublishPositions((A,)))
-    assert driver.has_unpublished
-    assert driver.publish_again()
-    assert not driver.has_unpublished
-    assert driver.publish_again()
+    assert [driver.publisher.has_unpublished, driver.publisher.publish_again(), driver.publisher.has_unpublished] == [
+        True,
+        True,
+        False,
+    ]
+    assert driver.publisher.publish_again()
     assert source.calls == [("publish", (A,))] * 2
 
 
@@ -289,6 +272,6 @@ def test_positions_that_were_refused_for_good_stay_unpublished():
     driver = SourceDriver(ScriptedSource(fails=[AuthenticationError("no"), AuthenticationError("no")]), ScriptedDiscovery())
     with pytest.raises(AuthenticationError):
         driver.perform(ev.PublishPositions((A,)))
-    assert driver.has_unpublished
+    assert driver.publisher.has_unpublished
     with pytest.raises(AuthenticationError):
-        driver.publish_again()
+        driver.publisher.publish_again()

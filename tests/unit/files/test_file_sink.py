@@ -1,7 +1,5 @@
 """The file sink in one process: names, refusals, and drivers that die or are replaced before any call of the filesystem."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -60,19 +58,15 @@ def sink(request, tmp_path) -> FileSink:
 
 
 # --- handles ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_golden_handle_is_read_and_written():
     """A difference here means that the format has changed, and needs a new version."""
     assert FileHandleSerializer().deserialize(1, json.loads(GOLDEN.read_text())) == HANDLE
     assert json.dumps(FileHandleSerializer().serialize(HANDLE), separators=(",", ":")) == GOLDEN.read_text()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"job": None}, {"job": "../x"}, {"token": "../x"}, {"token": 7}, {"format": "orc"}, {"epoch": "x"}, {"size": None}],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [
+    {"job": None}, {"job": "../x"}, {"token": "../x"}, {"token": 7}, {"format": "orc"}, {"epoch": "x"}, {"size": None},
+], ids=str)  # fmt: skip
 def test_a_damaged_handle_is_refused(changes):
     handles = FileHandleSerializer()
     with pytest.raises((KeyError, TypeError, ValueError)):
@@ -91,21 +85,10 @@ def test_names_before_and_after():
 
 
 # --- paths and options --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("path", "normal"),
-    [
-        ("/a/b/", "/a/b"),
-        ("/a/../b", "/b"),
-        ("file:///a/b", "/a/b"),
-        ("file:/a/b", "/a/b"),
-        ("a", os.path.abspath("a")),
-        ("s3://bucket/a/", "s3://bucket/a"),
-        ("./a:b", os.path.abspath("a:b")),
-        ("/a://b", "/a:/b"),
-    ],
-)
+@pytest.mark.parametrize(("path", "normal"), [
+    ("/a/b/", "/a/b"), ("/a/../b", "/b"), ("file:///a/b", "/a/b"), ("file:/a/b", "/a/b"), ("a", os.path.abspath("a")),
+    ("s3://bucket/a/", "s3://bucket/a"), ("./a:b", os.path.abspath("a:b")), ("/a://b", "/a:/b"),
+])  # fmt: skip
 def test_a_path_means_the_same_in_every_process(path, normal):
     sink = FileSink(path)
     assert sink.path == normal
@@ -136,19 +119,12 @@ def test_rows_written_into_a_table_of_others_are_seen_by_no_process_so_it_is_ref
     assert visible(sink) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"path": ""}, "path of a folder"),
-        ({"path": "file://host/a"}, "file:///folder"),
-        ({"path": "s3://bucket/*"}, "patterns"),
-        ({"path": "/a", "row_group_bytes": 0}, "at least 1"),
-        ({"path": "/a", "compression": "rar"}, "no compression 'rar'"),
-        ({"path": "/a", "compression": "zstd", "format": FileFormat.JSON_LINES}, "for Parquet"),
-        ({"path": "/a", "storage_options": {"key": "hidden"}}, r"no storage options; got \['key'\]$"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"path": ""}, "path of a folder"), ({"path": "file://host/a"}, "file:///folder"), ({"path": "s3://bucket/*"}, "patterns"),
+    ({"path": "/a", "row_group_bytes": 0}, "at least 1"), ({"path": "/a", "compression": "rar"}, "no compression 'rar'"),
+    ({"path": "/a", "compression": "zstd", "format": FileFormat.JSON_LINES}, "for Parquet"),
+    ({"path": "/a", "storage_options": {"key": "hidden"}}, r"no storage options; got \['key'\]$"),
+], ids=str)  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_at_once(arguments, message):
     with pytest.raises(UsageError, match=message):
         FileSink(**arguments)
@@ -244,8 +220,6 @@ def syncing_folders_fails(monkeypatch, code: int) -> list[int]:
 
 
 # --- writing ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_task_without_rows_touches_nothing(sink):
     with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
         transaction.write(batch_of([]))
@@ -293,8 +267,6 @@ def test_what_the_filesystem_refuses_names_the_file(tmp_path):
 
 
 # --- committing ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_commit_publishes_the_files_and_leaves_nothing(sink):
     loser = prepared(sink, 0, 0, ROWS[:2], number=1)
     handles = (prepared(sink, 0, 0, ROWS[:2]), prepared(sink, 0, 1, ROWS[2:]))
@@ -459,8 +431,6 @@ def test_lists_are_written_in_the_common_form(sink):
 
 
 # --- drivers that die, and drivers that are replaced ----------------------------------------------------------------------
-
-
 def write_epoch(sink: FileSink, epoch: int, tasks: int) -> tuple[FileHandle, ...]:
     """The same rows whatever the number of tasks, and an attempt that no process counts."""
     values = [f"{epoch}{value}" for value in ROWS]
@@ -544,9 +514,7 @@ def test_a_driver_whose_cleans_up_is_replaced_at_any_call(sink, step):
         handles, successor = write_epoch(folder, 1, 2), committer_of(folder)
         started_at, refused = old.calls, []
 
-        def let_in(
-            call: int, when: int = number, started_at: int = started_at, handles=handles, successor=successor, refused=refused
-        ):
+        def let_in(call, when=number, started_at=started_at, handles=handles, successor=successor, refused=refused):
             if call == started_at + when:
                 successor.fence()
                 try:
@@ -588,16 +556,11 @@ def test_a_injected_bug_in_the_lists_is_caught(sink, bug):
         test_a_driver_replaced_before_any_call_of_the_filesystem(sink)
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "text"),
-    [
-        (pa.timestamp("us", "UTC"), 1_700_000_000_000_000_000, "55840-11-08T22:13:20.000000Z"),
-        (pa.timestamp("s"), -9 * 10**12, "-283229-05-10T08:00:00"),
-        (pa.date32(), 2**31 - 1, "5881580-07-11"),
-        (pa.string_view(), "a", "a"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("kind", "value", "text"), [
+    (pa.timestamp("us", "UTC"), 1_700_000_000_000_000_000, "55840-11-08T22:13:20.000000Z"),
+    (pa.timestamp("s"), -9 * 10**12, "-283229-05-10T08:00:00"), (pa.date32(), 2**31 - 1, "5881580-07-11"),
+    (pa.string_view(), "a", "a"),
+], ids=str)  # fmt: skip
 def test_years_of_more_than_16_bits_and_views_are_written(kind, value, text):
     lines = json_lines(pa.record_batch({"a": pa.array([value, None], kind)}))
     assert lines.decode() == f'{{"a":"{text}"}}\n{{"a":null}}\n'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -57,16 +59,11 @@ def test_a_changelog_becomes_a_table_without_an_engine(tmp_path):
     sink.create_table(columns)
     with FakeKafka() as kafka:
         kafka.create_topic("changes", partitions=1)
-        for value in (
-            b'{"before": null, "after": {"id": 1, "name": "a"}, "op": "c"}',
-            b'{"before": null, "after": {"id": 2, "name": "b"}, "op": "r"}',
-            b'{"before": {"id": 1, "name": "a"}, "after": {"id": 1, "name": "c"}, "op": "u"}',
-            b'{"before": {"id": 2, "name": "b"}, "after": null, "op": "d"}',
-            None,
-        ):
-            kafka.append("changes", NewRecord(value))
-        source = KafkaSource(
-            kafka.bootstrap, topics=["changes"], stop=Latest(), columns=["value", "offset"], value=JsonFormat(ENVELOPE)
-        )
+        one, two, renamed = {"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 1, "name": "c"}
+        for before, after, op in [(None, one, "c"), (None, two, "r"), (one, renamed, "u"), (two, None, "d")]:
+            kafka.append("changes", json.dumps({"before": before, "after": after, "op": op}).encode())
+        kafka.append("changes", NewRecord(None))
+        columns, value = ["value", "offset"], JsonFormat(ENVELOPE)
+        source = KafkaSource(kafka.bootstrap, topics=["changes"], stop=Latest(), columns=columns, value=value)
         Pipeline(source, sink, debezium_changes).run(checkpoints=str(tmp_path / "checkpoints"), interval_s=0.2)
     assert DeltaTable(sink.uri).to_pyarrow_table().to_pylist() == [{"id": 1, "name": "c", "offset": 2}]

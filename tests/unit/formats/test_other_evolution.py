@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -15,14 +14,12 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from headrace.connectors.formats.protobuf.compiler import descriptor_set
-from headrace.connectors.formats.registry import client
 from headrace.connectors.formats.registry.schemas import RegisteredSchema
 from headrace.enumerator.errors import UsageError
 from headrace.formats import JsonSchemaFormat, RegisteredJsonFormat, RegisteredProtobufFormat, SchemaRegistry
 from tests.helpers import json_evolution, protobuf_evolution
 from tests.helpers.avro_evolution import KINDS, Change, History, Lost, Outcome, Refused, holds, told_apart
 from tests.helpers.protobuf_evolution import Other
-from tests.helpers.schema_registry import FakeRegistry
 
 NOBODY = SchemaRegistry("http://127.0.0.1:1")
 """It is asked for nothing: all schemas are known."""
@@ -31,22 +28,12 @@ CONTEXT = SerializationContext("t", MessageField.VALUE)
 OLD, NEW = 1, 2
 
 
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
-    client._known.clear()
-    monkeypatch.setattr(client, "_PAUSES_S", ())
-    with FakeRegistry() as registry:
-        yield registry
-
-
 @pytest.mark.parametrize("format_", [protobuf_evolution, json_evolution])
 def test_every_kind_of_compatibility_is_reported_from_the_others(format_):
     assert told_apart(format_.SCHEDULES.values())
 
 
 # --- Protobuf
-
-
 def message_class(text: str) -> Any:
     pool = descriptor_pool.DescriptorPool()
     files = descriptor_pb2.FileDescriptorSet.FromString(descriptor_set(text, {})).file
@@ -143,8 +130,6 @@ def test_confluents_protobuf_of_all_versions_is_kept_as_far_as_they_are_compatib
 
 
 # --- JSON Schema
-
-
 def check_json(outcome: Outcome, reader: Any, values: list[Any]) -> None:
     if isinstance(outcome, Refused):
         with pytest.raises(UsageError) as raised:

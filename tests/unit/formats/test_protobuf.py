@@ -100,8 +100,6 @@ def test_the_oracle_sees_a_injected_difference():
 
 
 # --- single rules
-
-
 def decoded(text: str, *values: bytes | None, **options: Any) -> tuple[list[Any], dict[int, str]]:
     column, bad = ProtobufFormat(text, **options).decode(pa.array(values, pa.binary()))
     return column.to_pylist(), {each.row: each.reason for each in bad}
@@ -128,16 +126,12 @@ def test_of_several_alternatives_the_last_one_counts_and_of_a_key_too():
     assert decoded(PROTO3, twice, fields=["m"]) == ([{"m": [("a", 2)]}], {})
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (b"\x08\xff", "is not a message p.q.M: its bytes are not of Protobuf's wire format"),
-        (b"\x1a\x01\xff", "is not a message p.q.M"),
-        (b"\x7b" * 200_000 + b"\x7c" * 200_000, "is not a message p.q.M"),
-        (b"\x82\x02\x00" + b"\x22\x02\x08", "is not a message p.q.M"),
-        (b"\x72\x0a\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "a time or a duration in it does not fit 64-bit microseconds"),
-    ],
-)
+@pytest.mark.parametrize(("value", "reason"), [
+    (b"\x08\xff", "is not a message p.q.M: its bytes are not of Protobuf's wire format"),
+    (b"\x1a\x01\xff", "is not a message p.q.M"), (b"\x7b" * 200_000 + b"\x7c" * 200_000, "is not a message p.q.M"),
+    (b"\x82\x02\x00" + b"\x22\x02\x08", "is not a message p.q.M"),
+    (b"\x72\x0a\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "a time or a duration in it does not fit 64-bit microseconds"),
+])  # fmt: skip
 def test_what_is_no_message_is_bad_and_costs_no_neighbour(value, reason):
     rows, bad = decoded(PROTO3, b"\x08\x01", value, None, b"\x08\x02")
     assert [row and row["i"] for row in rows] == [1, None, None, 2]
@@ -161,18 +155,15 @@ def test_only_the_fields_that_are_asked_for_are_columns_and_the_format_is_pickle
     assert decoded(PROTO3, b"\x08\x01", None, b"\x08", fields=[])[0] == [{}, None, None]
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"e": "X"}, "row 1 cannot be written as Protobuf: field 'e' has a value that is not a symbol of the enum p.q.E"),
-        ({"me": [(True, "X")]}, "field 'me{}' has a value that is not a symbol"),
-        ({"ca": 1, "cb": "x"}, "has more than one of ca, cb, cc, which are alternatives"),
-        ({"ri": [1, None]}, r"row 1 .* field 'ri\[\]' is null, which no repeated field can hold"),
-        ({"rn": [{"a": 1, "b": 1}]}, r"row 1 .* field 'rn\[\]' has more than one of a, b"),
-        ({"m": [("a", None)]}, "field 'm{}' is null"),
-        ({"self": b""}, "field 'self' is a message p.q.M within itself, which cannot be written"),
-    ],
-)
+@pytest.mark.parametrize(("row", "words"), [
+    ({"e": "X"}, "row 1 cannot be written as Protobuf: field 'e' has a value that is not a symbol of the enum p.q.E"),
+    ({"me": [(True, "X")]}, "field 'me{}' has a value that is not a symbol"),
+    ({"ca": 1, "cb": "x"}, "has more than one of ca, cb, cc, which are alternatives"),
+    ({"ri": [1, None]}, r"row 1 .* field 'ri\[\]' is null, which no repeated field can hold"),
+    ({"rn": [{"a": 1, "b": 1}]}, r"row 1 .* field 'rn\[\]' has more than one of a, b"),
+    ({"m": [("a", None)]}, "field 'm{}' is null"),
+    ({"self": b""}, "field 'self' is a message p.q.M within itself, which cannot be written"),
+])  # fmt: skip
 def test_what_a_message_cannot_hold_is_refused_with_its_row(row, words):
     made = FORMATS["p.q.M"][0]
     with pytest.raises(UsageError, match=words):
@@ -201,22 +192,19 @@ def test_columns_are_cast_and_found_by_name_and_what_is_missing_is_not_set():
         FORMATS["M"][0].encode(pa.array([{"o": 1}]))
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "words"),
-    [
-        ("nonsense", {}, "this is not a Protobuf schema: line 1:1: Expected top-level statement"),
-        ('syntax="proto3"; message M { X x = 1; }', {}, 'this is not a Protobuf schema: line 1:30: "X" is not defined'),
-        ('syntax="proto3"; import "o.proto"; message M { }', {}, "o.proto: File not found"),
-        ('syntax="proto3"; message M { }', {"references": {"../o": "x"}}, "refers to a file named '../o'"),
-        ('syntax="proto3";', {}, "has no message type"),
-        ('edition="2023"; message M { }', {}, "is of an edition; proto2 and proto3 can be read"),
-        ('syntax="proto2"; message M { optional group G = 1 { } }', {}, "field 'g' of message M is a group"),
-        (PROTO3, {"message": "p.q.X"}, "has no message type p.q.X; there are: .*p.q.In"),
-        (PROTO3, {"fields": ["zz"]}, "message p.q.M has the fields i, .*; asked for: 'zz'"),
-        (PROTO3, {"fields": ["i.x"]}, "field 'i' of message p.q.M has no fields; asked for: 'i.x'"),
-        (b"\x08", {}, "this is not a FileDescriptorSet"),
-    ],
-)
+@pytest.mark.parametrize(("text", "options", "words"), [
+    ("nonsense", {}, "this is not a Protobuf schema: line 1:1: Expected top-level statement"),
+    ('syntax="proto3"; message M { X x = 1; }', {}, 'this is not a Protobuf schema: line 1:30: "X" is not defined'),
+    ('syntax="proto3"; import "o.proto"; message M { }', {}, "o.proto: File not found"),
+    ('syntax="proto3"; message M { }', {"references": {"../o": "x"}}, "refers to a file named '../o'"),
+    ('syntax="proto3";', {}, "has no message type"),
+    ('edition="2023"; message M { }', {}, "is of an edition; proto2 and proto3 can be read"),
+    ('syntax="proto2"; message M { optional group G = 1 { } }', {}, "field 'g' of message M is a group"),
+    (PROTO3, {"message": "p.q.X"}, "has no message type p.q.X; there are: .*p.q.In"),
+    (PROTO3, {"fields": ["zz"]}, "message p.q.M has the fields i, .*; asked for: 'zz'"),
+    (PROTO3, {"fields": ["i.x"]}, "field 'i' of message p.q.M has no fields; asked for: 'i.x'"),
+    (b"\x08", {}, "this is not a FileDescriptorSet"),
+])  # fmt: skip
 def test_what_is_no_schema_or_cannot_be_read_is_refused_by_name(text, options, words):
     with pytest.raises(UsageError, match=words):
         ProtobufFormat(text, **options)
@@ -244,7 +232,6 @@ def test_indices_that_are_no_list_of_numbers_are_none(head):
 
 
 # --- imports that a registry has built in
-
 GOOGLES = (
     "any api descriptor duration empty field_mask source_context struct timestamp type wrappers",
     "calendar_period color date datetime dayofweek decimal expr fraction interval latlng money month phone_number "

@@ -51,14 +51,12 @@ from headrace.formats import (
 )
 from headrace.testing.servers.kafka.security import Certificates, make_certificates
 from tests.helpers.schema_registry import NO_SUCH_PATH, FakeRegistry
-from tests.helpers.token_endpoint import TokenEndpoint
+from tests.helpers.token_endpoint import PROVIDERS, TokenEndpoint
 
 FLIGHT = {
-    "type": "record",
-    "name": "Flight",
-    "namespace": "air",
+    "type": "record", "name": "Flight", "namespace": "air",
     "fields": [{"name": "carrier", "type": "string"}, {"name": "delay", "type": ["null", "int"]}],
-}
+}  # fmt: skip
 LATER = {**FLIGHT, "fields": [*FLIGHT["fields"], {"name": "gate", "type": "string", "default": "?"}]}
 VALUE = SerializationContext("flights", MessageField.VALUE)
 
@@ -72,36 +70,23 @@ def with_headers(*rows: list[tuple[str, bytes]]) -> pa.Array:
     return pa.array([[{"key": key, "value": value} for key, value in row] for row in rows], kind)
 
 
-PROVIDERS = {
-    "config.providers": "env,file,directory",
-    **{
-        f"config.providers.{name}.class": f"org.apache.kafka.common.config.provider.{kind}ConfigProvider"
-        for name, kind in [("env", "EnvVar"), ("file", "File"), ("directory", "Directory")]
-    },
-}
-
-
 OAUTH = {
-    "bearer.auth.credentials.source": "OAUTHBEARER",
-    "bearer.auth.client.id": "me",
-    "bearer.auth.client.secret": "hunter2",
-    "bearer.auth.scope": "schemas",
-    "bearer.auth.logical.cluster": "lsrc-1",
+    "bearer.auth.credentials.source": "OAUTHBEARER", "bearer.auth.client.id": "me",
+    "bearer.auth.client.secret": "hunter2", "bearer.auth.scope": "schemas", "bearer.auth.logical.cluster": "lsrc-1",
     "bearer.auth.identity.pool.id": "pool-1",
-}
-
-
-@pytest.fixture(autouse=True)
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port may be that of an earlier test's registry. That a follower lags is a test's own matter."""
-    client._known.clear()
-    monkeypatch.setattr(client, "_PAUSES_S", ())
+}  # fmt: skip
 
 
 @pytest.fixture
-def served() -> Iterator[FakeRegistry]:
-    with FakeRegistry() as registry:
-        yield registry
+def flights(served: FakeRegistry) -> None:
+    served.register("flights-value", FLIGHT)
+
+
+@contextlib.contextmanager
+def flights_at(**options: Any) -> Iterator[FakeRegistry]:
+    with FakeRegistry(**options) as served:
+        served.register("flights-value", FLIGHT)
+        yield served
 
 
 @pytest.fixture
@@ -115,8 +100,6 @@ def reading(served: FakeRegistry, subject: str = "flights-value", **options: Any
 
 
 # --- Confluent's own
-
-
 def test_what_confluents_serializer_writes_is_read(served, theirs):
     write = AvroSerializer(theirs, json.dumps(FLIGHT))
     rows = [{"carrier": "UA", "delay": 5}, {"carrier": "AA", "delay": None}]
@@ -124,8 +107,7 @@ def test_what_confluents_serializer_writes_is_read(served, theirs):
     assert reading(served).decode(values) == (pa.array(rows, reading(served).arrow_type), [])
 
 
-def test_what_is_written_here_confluents_deserializer_reads(served, theirs):
-    served.register("flights-value", FLIGHT)
+def test_what_is_written_here_confluents_deserializer_reads(served, flights, theirs):
     rows = [{"carrier": "UA", "delay": 5}, None, {"carrier": "AA", "delay": None}]
     encoded = reading(served).encode(pa.array(rows, pa.struct([("carrier", pa.string()), ("delay", pa.int32())])))
     read = AvroDeserializer(theirs)
@@ -183,14 +165,10 @@ def test_schemas_that_refer_to_others_are_read_with_these(served, theirs):
     assert reading(served).decode(binary([write(row, VALUE)])).values.to_pylist() == [row]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "their_strategy"),
-    [
-        (SubjectStrategy.TOPIC_NAME, theirs_by_topic),
-        (SubjectStrategy.RECORD_NAME, theirs_by_record),
-        (SubjectStrategy.TOPIC_RECORD_NAME, theirs_by_topic_and_record),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "their_strategy"), [
+    (SubjectStrategy.TOPIC_NAME, theirs_by_topic), (SubjectStrategy.RECORD_NAME, theirs_by_record),
+    (SubjectStrategy.TOPIC_RECORD_NAME, theirs_by_topic_and_record),
+])  # fmt: skip
 def test_subjects_are_named_as_confluents_strategies_name_them(strategy, their_strategy):
     for field in ("key", "value"):
         wanted = their_strategy(SerializationContext("flights", field), "air.Flight")
@@ -202,11 +180,9 @@ def test_subjects_are_named_as_confluents_strategies_name_them(strategy, their_s
 
 CITY = {"type": "record", "name": "City", "namespace": "air", "fields": [{"name": "name", "type": "string"}]}
 LEG = {
-    "type": "record",
-    "name": "Leg",
-    "namespace": "air",
+    "type": "record", "name": "Leg", "namespace": "air",
     "fields": [{"name": "from", "type": "City"}, {"name": "to", "type": "air.City"}],
-}
+}  # fmt: skip
 
 
 def test_a_schema_with_references_is_registered_and_found_as_by_confluents_client(served, theirs):
@@ -226,8 +202,7 @@ def test_a_schema_with_references_is_registered_and_found_as_by_confluents_clien
     (encoded,) = RegisteredAvroFormat(registry, ours).encode(pa.array([row]))
     assert encoded.as_py() == write(row, SerializationContext("legs", MessageField.VALUE))
     copied = registry.register("copies-value", registry.version("legs-value"))  # whichever way it came
-    assert copied == ours
-    assert theirs.get_latest_version("copies-value").schema.references == found.references
+    assert (copied, theirs.get_latest_version("copies-value").schema.references) == (ours, found.references)
     assert theirs.register_schema("legs-value", Schema(json.dumps(LEG), "AVRO", found.references)) == ours.id
 
 
@@ -301,27 +276,16 @@ def test_versions_and_registrations_are_those_that_confluents_client_sees(served
 
 
 # --- values
-
-
 def test_values_of_several_schemas_stay_in_their_order_and_a_bad_one_costs_no_neighbour(served):
     first, later = served.register("flights-value", FLIGHT), served.register("flights-value", LATER)
     other = served.register("text", '"string"')
     foreign = served.register("json", "{}", kind="JSON")
     frame = {number: b"\0" + number.to_bytes(4, "big") for number in (first, later, other, foreign, 999)}
     values = [
-        frame[later] + b"\4UA\0\2B",
-        None,
-        frame[first] + b"\4AA\2\6",
-        b"{}",
-        b"",
-        frame[later] + b"\4DL\0\2C",
-        frame[first] + b"\xff",
-        frame[999] + b"\0",
-        frame[other] + b"\2x",
-        frame[foreign] + b"{}",
-        b"\0\0",
+        frame[later] + b"\4UA\0\2B", None, frame[first] + b"\4AA\2\6", b"{}", b"", frame[later] + b"\4DL\0\2C",
+        frame[first] + b"\xff", frame[999] + b"\0", frame[other] + b"\2x", frame[foreign] + b"{}", b"\0\0",
         frame[first] + b"\4WN\0",
-    ]
+    ]  # fmt: skip
     column, bad = reading(served).decode(binary([b"skipped", *values])[1:])
     column.validate(full=True)
     carriers = [None if row is None else (row["carrier"], row["delay"], row["gate"]) for row in column.to_pylist()]
@@ -329,32 +293,19 @@ def test_values_of_several_schemas_stay_in_their_order_and_a_bad_one_costs_no_ne
         ("UA", None, "B"), None, ("AA", 3, "?"), None, None, ("DL", None, "C"), *[None] * 5, ("WN", None, "?")
     ]  # fmt: skip
     assert [each.row for each in bad] == [3, 4, 6, 7, 8, 9, 10]
-    reasons = [each.reason for each in bad]
-    for reason, words in zip(
-        reasons,
-        [
-            *(
-                "starts with byte 123",
-                "is empty",
-                "a length is negative",
-                "has no schema 999",
-                "cannot be read by the reader's",
-            ),
-            *("is JSON, and not AVRO", "ends within the id"),
-        ],
-        strict=True,
-    ):
-        assert words in reason
+    said = [
+        "starts with byte 123", "is empty", "a length is negative", "has no schema 999", "cannot be read by the reader's",
+        "is JSON, and not AVRO", "ends within the id",
+    ]  # fmt: skip
+    assert [words in each.reason for words, each in zip(said, bad, strict=True)] == [True] * 7
 
 
-def test_only_the_fields_asked_for_are_read(served):
-    served.register("flights-value", FLIGHT)
+def test_only_the_fields_asked_for_are_read(served, flights):
     column, _ = reading(served, fields=["delay"]).decode(binary([b"\0\0\0\0\1\4UA\2\4"]))
     assert column.to_pylist() == [{"delay": 2}]
 
 
-def test_a_format_that_knows_its_schemas_asks_no_process_in_another_process(served):
-    served.register("flights-value", FLIGHT)
+def test_a_format_that_knows_its_schemas_asks_no_process_in_another_process(served, flights):
     served.register("flights-value", LATER)
     travelled = pickle.dumps(RegisteredAvroFormat.of_subject(SchemaRegistry(served.url), "flights-value", version=1))
     client._known.clear()
@@ -375,10 +326,7 @@ def test_one_id_is_another_schema_in_another_registry(served):
 
 
 # --- look-ups that fail
-
-
-def test_what_is_under_an_id_is_asked_for_once_in_a_process_and_the_newest_version_each_time(served):
-    served.register("flights-value", FLIGHT)
+def test_what_is_under_an_id_is_asked_for_once_in_a_process_and_the_newest_version_each_time(served, flights):
     for _ in range(3):
         assert SchemaRegistry(served.url).by_id(1).text == json.dumps(FLIGHT)
     assert served.asked == ["GET /schemas/ids/1"]
@@ -398,8 +346,7 @@ def test_an_unknown_id_is_not_asked_for_by_every_batch_and_is_asked_for_again_la
     assert registry.by_id(1).id == 1
 
 
-def test_a_followers_no_to_a_new_id_is_asked_again_and_costs_no_record(served, monkeypatch):
-    served.register("flights-value", FLIGHT)
+def test_a_followers_no_to_a_new_id_is_asked_again_and_costs_no_record(served, flights, monkeypatch):
     format_ = reading(served)
     served.register("flights-value", LATER)
     monkeypatch.setattr(client, "_PAUSES_S", (0.0, 0.0))
@@ -415,30 +362,25 @@ def test_ids_that_stay_unknown_are_asked_for_again_together_and_then_once_in_a_w
     monkeypatch.setattr(client, "time", clock)
     garbage = binary([b"\0\0\0\0" + bytes([each]) for each in range(100, 150)])
     served.register("flights-value", FLIGHT)
-    format_ = reading(served)
-    asked = len(served.asked)
+    format_, asked = reading(served), len(served.asked)
     assert len(format_.decode(garbage).bad) == 50
     assert (pauses, len(served.asked) - asked) == ([0.001, 0.002], 150)
-    assert len(format_.decode(garbage).bad) == 50
-    assert len(served.asked) - asked == 150
+    assert (len(format_.decode(garbage).bad), len(served.asked) - asked) == (50, 150)
     monkeypatch.setattr(client, "_UNKNOWN_KEPT_S", 0.0)
     assert len(format_.decode(garbage).bad) == 50
     assert (len(pauses), len(served.asked) - asked) == (2, 200)
 
 
 @pytest.mark.parametrize("value", [b"\0\xff\xff\xff\xff abc", b"\0\x80\0\0\0x"])
-def test_a_number_that_no_registry_can_have_is_a_bad_value_and_asked_of_no_process(served, value):
-    served.register("flights-value", FLIGHT)
-    format_ = reading(served)
-    asked = len(served.asked)
+def test_a_number_that_no_registry_can_have_is_a_bad_value_and_asked_of_no_process(served, flights, value):
+    format_, asked = reading(served), len(served.asked)
     column, bad = format_.decode(binary([value, b"\0\0\0\0\1\4UA\0"]))
     assert column.is_valid().to_pylist() == [False, True]
     assert "a schema registry has no ids above 2147483647" in bad[0].reason
     assert served.asked[asked:] == ["GET /schemas/ids/1"] * (len(served.asked) - asked)
 
 
-def test_a_guid_of_a_registry_that_knows_none_is_a_bad_value_if_the_registry_itself_says_so(served):
-    served.register("flights-value", FLIGHT)
+def test_a_guid_of_a_registry_that_knows_none_is_a_bad_value_if_the_registry_itself_says_so(served, flights):
     format_ = reading(served)
     served.answers = [(404, {}, json.dumps(NO_SUCH_PATH).encode())]
     assert "has no schema 78787878-" in format_.decode(binary([b"\1" + b"x" * 20])).bad[0].reason
@@ -472,8 +414,7 @@ def test_a_registry_that_is_away_stops_only_what_needs_an_unknown_id_and_says_so
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     registry = SchemaRegistry(f"http://me:very-secret@127.0.0.1:{port}", deadline_s=0.3)
-    with FakeRegistry() as served:
-        served.register("flights-value", FLIGHT)
+    with flights_at() as served:
         reader = SchemaRegistry(served.url).version("flights-value")
     format_ = RegisteredAvroFormat(registry, reader, known=[reader])
     assert format_.decode(binary([b"\0\0\0\0\1\4UA\0", b"no schema"])).values.is_valid().to_pylist() == [True, False]
@@ -495,8 +436,7 @@ def test_an_answer_that_trickles_is_held_to_the_deadline(monkeypatch):
                 while not over.wait(0.02):
                     connection.sendall(b" ")
 
-        over = threading.Event()
-        thread = threading.Thread(target=trickle)
+        over, thread = threading.Event(), threading.Thread(target=trickle)
         thread.start()
         try:
             with pytest.raises(RetriableError, match=r"did not end its answer within 5\.0 s"):
@@ -506,8 +446,7 @@ def test_an_answer_that_trickles_is_held_to_the_deadline(monkeypatch):
             thread.join()
 
 
-def test_an_answer_that_is_too_long_is_not_read_to_its_end(served, monkeypatch):
-    served.register("flights-value", FLIGHT)
+def test_an_answer_that_is_too_long_is_not_read_to_its_end(served, flights, monkeypatch):
     monkeypatch.setattr(client, "_LONGEST_ANSWER", 100)
     monkeypatch.setattr(client, "_CHUNK", 64)
     with pytest.raises(CorruptDataError, match="answered with more than 100 bytes"):
@@ -515,15 +454,12 @@ def test_an_answer_that_is_too_long_is_not_read_to_its_end(served, monkeypatch):
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_passing_failure_is_tried_again(served, status):
-    served.register("flights-value", FLIGHT)
+def test_a_passing_failure_is_tried_again(served, flights, status):
     served.answers = [(status, {}, b"busy")] * 2
-    assert SchemaRegistry(served.url).by_id(1).id == 1
-    assert len(served.asked) == 3
+    assert (SchemaRegistry(served.url).by_id(1).id, len(served.asked)) == (1, 3)
 
 
-def test_the_next_url_is_asked_where_one_does_not_answer_or_does_not_know_yet(served):
-    served.register("flights-value", FLIGHT)
+def test_the_next_url_is_asked_where_one_does_not_answer_or_does_not_know_yet(served, flights):
     with FakeRegistry() as lagging, socket.create_server(("127.0.0.1", 0)) as closed:
         away = f"http://127.0.0.1:{closed.getsockname()[1]}"
         closed.close()
@@ -533,16 +469,12 @@ def test_the_next_url_is_asked_where_one_does_not_answer_or_does_not_know_yet(se
             SchemaRegistry(f"{lagging.url},{away}", deadline_s=0.2).by_id(2)
 
 
-@pytest.mark.parametrize(
-    ("answer", "error", "words"),
-    [
-        ((404, {}, b"<html>nothing here</html>"), PeerError, "answered 404"),
-        ((302, {"Location": "http://example.org"}, b""), PeerError, "sends elsewhere"),
-        ((200, {}, b"<html>"), PeerError, "is it one"),
-        ((200, {}, b"[]"), PeerError, "is it one"),
-        ((403, {}, b""), AuthenticationError, "refused the user"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "error", "words"), [
+    ((404, {}, b"<html>nothing here</html>"), PeerError, "answered 404"),
+    ((302, {"Location": "http://example.org"}, b""), PeerError, "sends elsewhere"),
+    ((200, {}, b"<html>"), PeerError, "is it one"), ((200, {}, b"[]"), PeerError, "is it one"),
+    ((403, {}, b""), AuthenticationError, "refused the user"),
+])  # fmt: skip
 def test_an_answer_that_is_none_is_an_error_at_once_and_no_proof_that_there_is_no_schema(served, answer, error, words):
     served.answers = [answer]
     with pytest.raises(error, match=words) as raised:
@@ -560,19 +492,12 @@ def test_references_in_a_circle_are_refused(served):
 
 
 # --- who asks
-
-
-@pytest.mark.parametrize(
-    ("url", "properties"),
-    [
-        ("http://me:se%20cret@", {}),
-        ("http://", {"basic.auth.user.info": "me:se cret"}),
-        ("http://", {"schema.registry.basic.auth.user.info": "me:se cret", "Basic.Auth.Credentials.Source": "USER_INFO"}),
-    ],
-)
+@pytest.mark.parametrize(("url", "properties"), [
+    ("http://me:se%20cret@", {}), ("http://", {"basic.auth.user.info": "me:se cret"}),
+    ("http://", {"schema.registry.basic.auth.user.info": "me:se cret", "Basic.Auth.Credentials.Source": "USER_INFO"}),
+])  # fmt: skip
 def test_a_user_logs_in_by_confluents_properties_or_the_url(url, properties):
-    with FakeRegistry(user="me:se cret") as served:
-        served.register("flights-value", FLIGHT)
+    with flights_at(user="me:se cret") as served:
         assert SchemaRegistry(url + served.url.removeprefix("http://"), properties).by_id(1).id == 1
         with pytest.raises(AuthenticationError, match="answered 401") as raised:
             SchemaRegistry(served.url, {"basic.auth.user.info": "me:wrong-one"}).by_id(2)
@@ -586,43 +511,38 @@ def test_a_token_is_sent(served):
         assert SchemaRegistry(guarded.url, properties).by_id(1).id == 1
 
 
-@pytest.mark.parametrize(
-    ("url", "properties", "words"),
-    [
-        ("", {}, "url is empty"),
-        ("registry:8081", {}, "must be like https://host:8081"),
-        ("ftp://me:hidden@host", {}, "must be like https://host:8081"),
-        ("https://me:hid,hidden@host:8081", {}, "',' must be written %2C"),
-        ("https://me:hidden,x@host:8081", {}, "',' must be written %2C"),
-        ("https://me:12/hidden@host:8081", {}, "'/' %2F"),
-        ("https://me:12?hidden@host:8081", {}, "'\\?' %3F"),
-        ("http://a", {"basic.auth.user.infos": "x"}, "'basic.auth.user.infos' is not known"),
-        ("http://a", {"basic.auth.user.info": "hidden"}, "must be like user:password"),
-        ("http://u:hidden@a", {"basic.auth.user.info": "u:hidden"}, "not in both"),
-        ("http://u:hidden@a,http://v:hidden@b", {}, "different users"),
-        ("http://a", {"basic.auth.credentials.source": "SASL_INHERIT"}, "may be USER_INFO or URL"),
-        ("http://a", {"basic.auth.credentials.source": "USER_INFO"}, "must be like user:password"),
-        ("http://a", {"basic.auth.credentials.source": "URL", "basic.auth.user.info": "u:hidden"}, "USER_INFO"),
-        ("http://a", {"bearer.auth.credentials.source": "CUSTOM"}, "may be STATIC_TOKEN or OAUTHBEARER"),
-        ("http://a", {"bearer.auth.credentials.source": "OAUTHBEARER"}, "'bearer.auth.issuer.endpoint.url' is missing"),
-        ("http://a", {"bearer.auth.client.secret": "hidden"}, "'bearer.auth.client.secret' needs bearer.auth"),
-        ("http://u:hidden@a", OAUTH | {"bearer.auth.issuer.endpoint.url": "http://b"}, "or a user in the url, not both"),
-        ("http://a", OAUTH | {"bearer.auth.token": "hidden"}, "or bearer.auth.token, not both"),
-        ("http://a", OAUTH | {"bearer.auth.issuer.endpoint.url": "me:hidden@b"}, "must be like https://host/path"),
-        ("http://a", {"bearer.auth.credentials.source": "STATIC_TOKEN"}, "'bearer.auth.token' is missing"),
-        ("http://a", {"bearer.auth.token": "hidden\nX: y"}, "one line"),
-        ("http://u:hidden@a", {"bearer.auth.token": "hidden"}, "not both"),
-        ("http://a", {"ssl.key.location": "k"}, "needs 'ssl.certificate.location'"),
-        ("http://a", {"ssl.truststore.location": "k", "ssl.truststore.type": "BKS"}, "type must be one of PEM, PKCS12, JKS"),
-        ("http://a", {"ssl.truststore.location": "k", "ssl.ca.location": "k"}, "'ssl.ca.location' or 'ssl.trust"),
-        ("http://a", {"ssl.keystore.password": "hidden"}, "'ssl.keystore.password' needs 'ssl.keystore.location'"),
-        ("http://a", {"ssl.key.password": "hidden"}, "'ssl.key.password' needs"),
-        ("http://a", {"config.providers.env.class": "hidden"}, "'config.providers.env.class' is not supported"),
-        ("http://a", {"config.providers": "vault"}, r"config\.providers\.vault\.class must be"),
-        ("http://u:${env:P}@a", PROVIDERS, "takes no reference to a secret"),
-        ("http://a", {"value.subject.name.strategy": "com.example.Own"}, "must be TopicNameStrategy, RecordName"),
-    ],
-)
+@pytest.mark.parametrize(("url", "properties", "words"), [
+    ("", {}, "url is empty"), ("registry:8081", {}, "must be like https://host:8081"),
+    ("ftp://me:hidden@host", {}, "must be like https://host:8081"),
+    ("https://me:hid,hidden@host:8081", {}, "',' must be written %2C"),
+    ("https://me:hidden,x@host:8081", {}, "',' must be written %2C"), ("https://me:12/hidden@host:8081", {}, "'/' %2F"),
+    ("https://me:12?hidden@host:8081", {}, "'\\?' %3F"),
+    ("http://a", {"basic.auth.user.infos": "x"}, "'basic.auth.user.infos' is not known"),
+    ("http://a", {"basic.auth.user.info": "hidden"}, "must be like user:password"),
+    ("http://u:hidden@a", {"basic.auth.user.info": "u:hidden"}, "not in both"),
+    ("http://u:hidden@a,http://v:hidden@b", {}, "different users"),
+    ("http://a", {"basic.auth.credentials.source": "SASL_INHERIT"}, "may be USER_INFO or URL"),
+    ("http://a", {"basic.auth.credentials.source": "USER_INFO"}, "must be like user:password"),
+    ("http://a", {"basic.auth.credentials.source": "URL", "basic.auth.user.info": "u:hidden"}, "USER_INFO"),
+    ("http://a", {"bearer.auth.credentials.source": "CUSTOM"}, "may be STATIC_TOKEN or OAUTHBEARER"),
+    ("http://a", {"bearer.auth.credentials.source": "OAUTHBEARER"}, "'bearer.auth.issuer.endpoint.url' is missing"),
+    ("http://a", {"bearer.auth.client.secret": "hidden"}, "'bearer.auth.client.secret' needs bearer.auth"),
+    ("http://u:hidden@a", OAUTH | {"bearer.auth.issuer.endpoint.url": "http://b"}, "or a user in the url, not both"),
+    ("http://a", OAUTH | {"bearer.auth.token": "hidden"}, "or bearer.auth.token, not both"),
+    ("http://a", OAUTH | {"bearer.auth.issuer.endpoint.url": "me:hidden@b"}, "must be like https://host/path"),
+    ("http://a", {"bearer.auth.credentials.source": "STATIC_TOKEN"}, "'bearer.auth.token' is missing"),
+    ("http://a", {"bearer.auth.token": "hidden\nX: y"}, "one line"),
+    ("http://u:hidden@a", {"bearer.auth.token": "hidden"}, "not both"),
+    ("http://a", {"ssl.key.location": "k"}, "needs 'ssl.certificate.location'"),
+    ("http://a", {"ssl.truststore.location": "k", "ssl.truststore.type": "BKS"}, "type must be one of PEM, PKCS12, JKS"),
+    ("http://a", {"ssl.truststore.location": "k", "ssl.ca.location": "k"}, "'ssl.ca.location' or 'ssl.trust"),
+    ("http://a", {"ssl.keystore.password": "hidden"}, "'ssl.keystore.password' needs 'ssl.keystore.location'"),
+    ("http://a", {"ssl.key.password": "hidden"}, "'ssl.key.password' needs"),
+    ("http://a", {"config.providers.env.class": "hidden"}, "'config.providers.env.class' is not supported"),
+    ("http://a", {"config.providers": "vault"}, r"config\.providers\.vault\.class must be"),
+    ("http://u:${env:P}@a", PROVIDERS, "takes no reference to a secret"),
+    ("http://a", {"value.subject.name.strategy": "com.example.Own"}, "must be TopicNameStrategy, RecordName"),
+])  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name_and_nothing_secret_is_shown(url, properties, words):
     with pytest.raises(UsageError, match=words) as raised:
         SchemaRegistry(url, properties)
@@ -636,8 +556,7 @@ def test_a_secret_is_in_the_environment_or_a_file_and_is_read_when_the_registry_
     in_part = f"me:${{file:{tmp_path}/registry.properties:password}}"
     for reference in ("${env:LOGIN}", f"${{directory:{tmp_path}:login}}", in_part):
         client._known.clear()
-        with FakeRegistry(user="me:hunter2") as served:
-            served.register("flights-value", FLIGHT)
+        with flights_at(user="me:hunter2") as served:
             registry = SchemaRegistry(served.url, PROVIDERS | {"basic.auth.user.info": reference})
             format_ = RegisteredAvroFormat.of_subject(registry, "flights-value")
             served.register("flights-value", LATER)
@@ -652,8 +571,7 @@ def test_a_secret_is_in_the_environment_or_a_file_and_is_read_when_the_registry_
 def test_a_secret_that_changes_is_read_again_and_one_that_is_gone_is_named(tmp_path):
     secret = tmp_path / "token"
     secret.write_text("of-before")
-    with FakeRegistry(token="of-now") as served:
-        served.register("flights-value", FLIGHT)
+    with flights_at(token="of-now") as served:
         registry = SchemaRegistry(served.url, PROVIDERS | {"bearer.auth.token": f"${{directory:{tmp_path}:token}}"})
         with pytest.raises(AuthenticationError, match="answered 401") as raised:
             registry.by_id(1)
@@ -672,8 +590,7 @@ def test_a_secret_that_changes_is_read_again_and_one_that_is_gone_is_named(tmp_p
 
 def test_a_value_is_never_bad_as_a_secret_is_not_there(monkeypatch):
     """It fails the task instead: nothing is skipped for it."""
-    with FakeRegistry(user="me:hunter2") as served:
-        served.register("flights-value", FLIGHT)
+    with flights_at(user="me:hunter2") as served:
         monkeypatch.setenv("LOGIN", "me:hunter2")
         registry = SchemaRegistry(served.url, PROVIDERS | {"basic.auth.user.info": "${env:LOGIN}"})
         format_ = RegisteredAvroFormat.of_subject(registry, "flights-value")
@@ -686,16 +603,14 @@ def test_a_value_is_never_bad_as_a_secret_is_not_there(monkeypatch):
 @pytest.fixture
 def endpoint() -> Iterator[TokenEndpoint]:
     renewal.kept.start_afresh()
-    server = TokenEndpoint()
-    yield server
-    server.close()
+    with contextlib.closing(TokenEndpoint()) as server:
+        yield server
     renewal.kept.start_afresh()
 
 
 def test_a_token_of_an_endpoint_is_asked_for_once_and_sent_with_each_request(endpoint, monkeypatch):
     monkeypatch.setenv("CLIENT_SECRET", "hunter2")
-    with FakeRegistry(token="good") as served:
-        served.register("flights-value", FLIGHT)
+    with flights_at(token="good") as served:
         by_reference = {"bearer.auth.client.secret": "${env:CLIENT_SECRET}"}
         own = PROVIDERS | OAUTH | by_reference | {"bearer.auth.issuer.endpoint.url": endpoint.url}
         registry = SchemaRegistry(served.url, own)
@@ -712,15 +627,13 @@ def test_a_token_of_an_endpoint_is_asked_for_once_and_sent_with_each_request(end
 
 def test_a_token_that_the_registry_refuses_is_asked_for_again(endpoint):
     endpoint.body = json.dumps({"access_token": "revoked", "expires_in": 3600})
-    with FakeRegistry(token="good") as served:
-        served.register("flights-value", FLIGHT)
+    with flights_at(token="good") as served:
         registry = SchemaRegistry(served.url, OAUTH | {"bearer.auth.issuer.endpoint.url": endpoint.url})
         with pytest.raises(AuthenticationError, match="answered 401") as raised:
             registry.by_id(1)
         assert "revoked" not in str(raised.value)
         endpoint.body = json.dumps({"access_token": "good", "expires_in": 3600})
-        assert registry.by_id(1).id == 1
-        assert len(endpoint.asked) == 2
+        assert (registry.by_id(1).id, len(endpoint.asked)) == (1, 2)
 
 
 def test_an_endpoint_that_refuses_the_client_or_is_away_is_named_and_no_secret(endpoint):
@@ -750,17 +663,14 @@ def test_a_registry_behind_tls_is_trusted_by_its_authority_and_sees_our_certific
     certificates = make_certificates(tmp_path)
     ours = {"ssl.ca.location": str(certificates.ca), "ssl.certificate.location": str(certificates.client)}
     javas = {
-        "ssl.truststore.location": str(certificates.ca),
-        "ssl.truststore.type": "PEM",
-        "ssl.keystore.location": str(certificates.client),
-        "ssl.keystore.type": "PEM",
-    }
+        "ssl.truststore.location": str(certificates.ca), "ssl.truststore.type": "PEM",
+        "ssl.keystore.location": str(certificates.client), "ssl.keystore.type": "PEM",
+    }  # fmt: skip
     key, chain = key_and_chain(certificates)
     (tmp_path / "key.pem").write_text(key)
     (tmp_path / "chain.pem").write_text(chain)
     apart = ours | {"ssl.certificate.location": str(tmp_path / "chain.pem"), "ssl.key.location": str(tmp_path / "key.pem")}
-    with FakeRegistry(certificates=certificates) as served:
-        served.register("flights-value", FLIGHT)
+    with flights_at(certificates=certificates) as served:
         for properties in (ours, javas, apart, pkcs12_stores(certificates, tmp_path)):
             assert SchemaRegistry(served.url, properties).version("flights-value").id == 1
         assert SchemaRegistryClient({"url": served.url, **apart}).get_latest_version("flights-value").schema_id == 1
@@ -782,8 +692,7 @@ def test_certificates_that_are_renewed_are_used_by_a_registry_that_is_known(tmp_
     properties = {f"ssl.{name}.location": str(path) for name, path in files.items()}
     for path, text in zip(files.values(), (old.ca.read_text(), chain, key), strict=True):
         path.write_text(text)
-    with FakeRegistry(certificates=old) as served:
-        served.register("flights-value", FLIGHT)
+    with flights_at(certificates=old) as served:
         registry = SchemaRegistry(served.url, properties, deadline_s=2)
         assert registry.version("flights-value").id == 1
         files["key"].write_text("")  # as it is being renewed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +12,6 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from headrace.connectors.formats.registry import client
 from headrace.formats import (
     RegisteredAvroFormat,
     RegisteredJsonFormat,
@@ -21,21 +19,8 @@ from headrace.formats import (
     SchemaReference,
     SchemaRegistry,
 )
-from tests.helpers.schema_registry import FakeRegistry
 
 SUBJECT = ":.plant:readings-value"
-
-
-@pytest.fixture(autouse=True)
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    client._known.clear()
-    monkeypatch.setattr(client, "_PAUSES_S", ())
-
-
-@pytest.fixture
-def served() -> Iterator[FakeRegistry]:
-    with FakeRegistry() as registry:
-        yield registry
 
 
 def reading(*names: str, **defaults: int) -> dict[str, Any]:

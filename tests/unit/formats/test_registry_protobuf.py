@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +17,6 @@ from tenacity import wait_none
 
 from headrace.connectors.formats.protobuf import compiler
 from headrace.connectors.formats.protobuf.compiler import descriptor_set
-from headrace.connectors.formats.registry import client
 from headrace.enumerator.errors import RetriableError, UsageError
 from headrace.formats import RegisteredAvroFormat, RegisteredProtobufFormat, SchemaRegistry
 from tests.helpers.schema_registry import FakeRegistry
@@ -31,14 +29,6 @@ message Other { int32 delay = 2; message Inner { message Most { int32 x = 1; } }
 """
 LEG = 'syntax = "proto3"; package air; message Leg { string to = 1; int32 km = 2; }'
 LATER = FLIGHT.replace("message Seat", "string gate = 5; message Seat")
-
-
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
-    client._known.clear()
-    monkeypatch.setattr(client, "_PAUSES_S", ())
-    with FakeRegistry() as registry:
-        yield registry
 
 
 def register(registry: FakeRegistry, text: str = FLIGHT, subject: str = "flights-value") -> int:
@@ -171,18 +161,12 @@ def compiler_that(script, tmp_path, injected):
     return starts
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        *(f"kill -{signal} $$" for signal in ("KILL", "TERM", "ABRT", "BUS", "XCPU", "SEGV")),
-        "exit 127",
-        "exit 1",
-        "echo 'Traceback (most recent call last):' >&2; echo 'MemoryError' >&2; exit 1",
-        "echo 'Fatal Python error: init: no memory' >&2; exit 1",
-        "echo '/tmp/x/out: No space left on device' >&2; exit 1",
-        "echo 'WARNING: All log messages before' >&2; exit 1",
-    ],
-)
+@pytest.mark.parametrize("fault", [
+    *(f"kill -{signal} $$" for signal in ("KILL", "TERM", "ABRT", "BUS", "XCPU", "SEGV")), "exit 127", "exit 1",
+    "echo 'Traceback (most recent call last):' >&2; echo 'MemoryError' >&2; exit 1",
+    "echo 'Fatal Python error: init: no memory' >&2; exit 1", "echo '/tmp/x/out: No space left on device' >&2; exit 1",
+    "echo 'WARNING: All log messages before' >&2; exit 1",
+])  # fmt: skip
 def test_a_compiler_that_dies_says_nothing_of_a_schema_and_is_tried_again(tmp_path, monkeypatch, fault):
     """Memory that is short for a moment makes no value bad."""
     starts = compiler_that(f'if [ $N -lt 3 ]; then {fault}; fi\nexec $REAL "$@"', tmp_path, monkeypatch)
@@ -202,13 +186,10 @@ def test_a_compiler_that_is_killed_makes_no_value_bad(registry, tmp_path, monkey
     assert len(starts.read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        ("kill -9 $$", "in 5 tries, the last of which ended with status -9"),
-        ("exec sleep 60", "in 5 tries, .* longer than 0.05 s"),
-    ],
-)
+@pytest.mark.parametrize(("script", "message"), [
+    ("kill -9 $$", "in 5 tries, the last of which ended with status -9"),
+    ("exec sleep 60", "in 5 tries, .* longer than 0.05 s"),
+])  # fmt: skip
 def test_a_schema_that_always_ends_the_compiler_does_not_restart_a_job_for_ever(tmp_path, monkeypatch, script, message):
     starts = compiler_that(script, tmp_path, monkeypatch)
     monkeypatch.setattr(compiler, "_PROTOC_S", 0.05 if "sleep" in script else 30.0)
@@ -223,10 +204,9 @@ def test_a_compiler_that_cannot_be_started_says_nothing_of_any_schema(tmp_path, 
         descriptor_set(f"{LEG} // not started")
 
 
-@pytest.mark.parametrize(
-    ("references", "message"),
-    [({}, "leg.proto"), ({"leg.proto": "no schema"}, "leg.proto"), ({"leg.proto": 'syntax = "proto3";'}, "Leg")],
-)
+@pytest.mark.parametrize(("references", "message"), [
+    ({}, "leg.proto"), ({"leg.proto": "no schema"}, "leg.proto"), ({"leg.proto": 'syntax = "proto3";'}, "Leg")
+])  # fmt: skip
 def test_what_is_wrong_in_what_a_schema_imports_is_a_result_at_the_first_try(tmp_path, monkeypatch, references, message):
     starts = compiler_that('exec $REAL "$@"', tmp_path, monkeypatch)
     with pytest.raises(UsageError, match=f"not a Protobuf schema: .*{message}"):

@@ -48,26 +48,15 @@ def test_a_topic_is_read_through_canonical_names_and_with_other_values_that_java
     with FakeKafka() as kafka:
         kafka.create_topic("t")
         kafka.append("t", b"x")
-        properties = {
-            "client.dns.lookup": "resolve_canonical_bootstrap_servers_only",
-            "connections.max.idle.ms": "-1",
-            "fetch.min.bytes": "0",
-        }
+        others = {"connections.max.idle.ms": "-1", "fetch.min.bytes": "0"}
+        properties = {"client.dns.lookup": "resolve_canonical_bootstrap_servers_only", **others}
         source = KafkaSource(kafka.bootstrap, topics=["t"], stop=Latest(), properties=properties)
         assert [value for *_, value in read_all(source)] == [b"x"]
 
 
-def test_a_pattern_matches_internal_topics_where_they_are_not_excluded():
+@pytest.mark.parametrize(("excluded", "topics"), [("true", set()), ("false", {"__consumer_offsets"})])
+def test_a_pattern_matches_internal_topics_where_they_are_not_excluded(excluded, topics):
     with FakeKafka() as kafka:
         kafka.create_topic("__consumer_offsets")
-        found = {
-            excluded: {
-                split.topic
-                for split in KafkaSource(kafka.bootstrap, pattern=".*", properties={"exclude.internal.topics": excluded})
-                .create_discovery()
-                .initial()
-                .added
-            }
-            for excluded in ("true", "false")
-        }
-        assert found == {"true": set(), "false": {"__consumer_offsets"}}
+        source = KafkaSource(kafka.bootstrap, pattern=".*", properties={"exclude.internal.topics": excluded})
+        assert {split.topic for split in source.create_discovery().initial().added} == topics

@@ -13,11 +13,9 @@ from headrace.connectors.kafka.client.wire import protocol
 
 KAFKA = Path(__file__).parents[3] / "connectors" / "kafka"
 NARROWER = {
-    "Fetch": [api_versions.FETCH_BY_NAME],
-    "Produce": [api_versions.PRODUCE_BY_NAME, api_versions.PRODUCE_V1],
-    "EndTxn": [api_versions.END_TXN_V1, api_versions.END_TXN_V2],
-    "ListOffsets": [api_versions.LIST_OFFSETS_COMMITTED],
-}
+    "Fetch": [api_versions.FETCH_BY_NAME], "Produce": [api_versions.PRODUCE_BY_NAME, api_versions.PRODUCE_V1],
+    "EndTxn": [api_versions.END_TXN_V1, api_versions.END_TXN_V2], "ListOffsets": [api_versions.LIST_OFFSETS_COMMITTED],
+}  # fmt: skip
 
 
 def sent() -> set[str]:

@@ -11,19 +11,10 @@ from tests.helpers.record_batches import batch, numbered
 
 def answer(records, high_watermark, last_stable=None):
     return PartitionAnswer(
-        topic="t",
-        topic_id=None,
-        partition=0,
-        error=0,
-        high_watermark=high_watermark,
-        last_stable_offset=last_stable,
-        log_start_offset=0,
-        aborted=None if last_stable is None else [],
-        preferred_replica=None,
-        diverging=None,
-        leader=None,
-        records=memoryview(records),
-    )
+        topic="t", topic_id=None, partition=0, error=0, high_watermark=high_watermark, last_stable_offset=last_stable,
+        log_start_offset=0, aborted=None if last_stable is None else [], preferred_replica=None, diverging=None,
+        leader=None, records=memoryview(records),
+    )  # fmt: skip
 
 
 def with_end(data, delta):
@@ -40,25 +31,18 @@ NEXT = batch(numbered(2), base=8)
 @pytest.mark.parametrize("delta", [2, 50])
 def test_what_lies_behind_it_says_where_it_ends(behind, delta):
     found = second_look(answer(with_end(THREE, delta) + behind, high_watermark=100))
-    assert found.last == 7
-    assert bytes(found.batch.data) == with_end(THREE, delta)
+    assert (found.last, bytes(found.batch.data)) == (7, with_end(THREE, delta))
 
 
-@pytest.mark.parametrize(
-    ("delta", "high_watermark", "last_stable", "last"),
-    [
-        (2, 8, None, 7),  # the last of the log
-        (2, 100, None, 7),  # of a segment; it has as many records as offsets
-        (4, 10, None, 9),  # compacted, and the last of the log
-        (4, 100, 10, 9),  # or of what may be read
-        (4, 100, None, None),
-        (1, 8, None, None),
-        (50, 40, None, None),  # behind the end of the log
-        (50, 100, 10, None),
-        (-2, 100, None, None),
-        (-2147483648, 100, None, None),
-    ],
-)
+@pytest.mark.parametrize(("delta", "high_watermark", "last_stable", "last"), [
+    (2, 8, None, 7),  # the last of the log
+    (2, 100, None, 7),  # of a segment; it has as many records as offsets
+    (4, 10, None, 9),  # compacted, and the last of the log
+    (4, 100, 10, 9),  # or of what may be read
+    (4, 100, None, None), (1, 8, None, None),
+    (50, 40, None, None),  # behind the end of the log
+    (50, 100, 10, None), (-2, 100, None, None), (-2147483648, 100, None, None),
+])  # fmt: skip
 def test_at_the_end_of_an_answer_its_header_is_believed_where_something_agrees(delta, high_watermark, last_stable, last):
     assert second_look(answer(with_end(THREE, delta), high_watermark, last_stable)).last == last
 

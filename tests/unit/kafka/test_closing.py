@@ -59,9 +59,9 @@ def is_full(reader: KafkaReader) -> bool:
 
 
 def new_reader(kafka: FakeKafka, topic: str | None, ready: Callable[[KafkaReader], bool]) -> KafkaReader:
-    reader = KafkaSource(kafka.bootstrap, topics=[topic or "t"], start=Earliest()).create_reader()
-    assert isinstance(reader, KafkaReader)
     source = KafkaSource(kafka.bootstrap, topics=[topic or "t"], start=Earliest())
+    reader = source.create_reader()
+    assert isinstance(reader, KafkaReader)
     reader.add_splits(source.create_discovery().initial().added if topic else [])
     until = time.monotonic() + DEADLINE_S
     while not ready(reader):
@@ -70,11 +70,9 @@ def new_reader(kafka: FakeKafka, topic: str | None, ready: Callable[[KafkaReader
     return reader
 
 
-@pytest.mark.parametrize(
-    ("topic", "ready"),
-    [(None, lambda _: True), ("empty", lambda _: True), ("t", is_full)],
-    ids=["without splits", "without records", "with records"],
-)
+@pytest.mark.parametrize(("topic", "ready"), [
+    (None, lambda _: True), ("empty", lambda _: True), ("t", is_full)
+], ids=["without splits", "without records", "with records"])  # fmt: skip
 def test_a_signal_handler_may_close_a_reader_at_any_line_of_a_poll(kafka, topic, ready):
     """It waited for a lock that its own thread had, below it, for ever."""
     errors: list[Exception] = []

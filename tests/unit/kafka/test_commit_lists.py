@@ -26,7 +26,7 @@ from headrace.runners.spark.writers import BatchWriter
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import Before, ErrorCode, NewRecord, Refuse, Rewrite
 from tests.helpers.record_batches import CONTROL
-from tests.helpers.sink_rig import committer, kafka_sink, prepared, rows
+from tests.helpers.sink_rig import committer, kafka_sink, prepared, rows, values
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kafka_commit_list_v1.json"
 JOB = "job"
@@ -46,19 +46,15 @@ def sink_to(kafka, topic, **given):
     return kafka_sink(kafka.bootstrap, topic, "commits", **given)
 
 
-def values(kafka, topic):
-    return sorted(record.value.decode() for record in kafka.records(topic))
+@pytest.fixture
+def sink(kafka):
+    return sink_to(kafka, "a")
 
 
 class FakeContext:
-    def partitionId(self):  # noqa: N802 - Spark's names
-        return 0
+    """As Spark names it."""
 
-    def attemptNumber(self):  # noqa: N802
-        return 0
-
-    def taskAttemptId(self):  # noqa: N802
-        return 0
+    partitionId = attemptNumber = taskAttemptId = lambda _: 0  # noqa: N815
 
 
 @pytest.fixture
@@ -80,9 +76,11 @@ def to_topic(sink, task, topic):
         return transaction.prepare()
 
 
+def log_of(sink):
+    return DriverLog(sink.commit_log(), Transactions(sink.cluster()), sink.names(JOB))
+
+
 # --- the topic -----------------------------------------------------------------------------------------------------------
-
-
 def created_again(kafka, topic="commits"):
     """As an operator does, or another job that finds it missing."""
     kafka.delete_topic(topic)
@@ -90,9 +88,8 @@ def created_again(kafka, topic="commits"):
 
 
 class TestTopic:
-    def test_a_commit_topic_that_was_created_again_is_not_taken_for_no_lists(self, kafka):
+    def test_a_commit_topic_that_was_created_again_is_not_taken_for_no_lists(self, kafka, sink):
         """findings: Sinks 2, again. The epoch would have been written again."""
-        sink = sink_to(kafka, "a")
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
         assert sink.recorded_epochs() == {JOB: 0}
         created_again(kafka)
@@ -106,12 +103,10 @@ class TestTopic:
             committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
             assert sink.recorded_epochs() == {JOB: 0}
             other = kafka.fault("Metadata", Rewrite(with_another_id), times=1, when=is_about("commits"))
-            assert sink.recorded_epochs() == {JOB: 0}
-            assert other.fired == 1
+            assert (sink.recorded_epochs(), other.fired) == ({JOB: 0}, 1)
 
-    def test_nor_by_a_new_process_that_has_not_read_it_before(self, kafka):
+    def test_nor_by_a_new_process_that_has_not_read_it_before(self, kafka, sink):
         """The coordinator knows that the job's driver has written a list."""
-        sink = sink_to(kafka, "a")
         handles = prepared(sink, JOB, 0, ["0"], ["1"])
         with pytest.raises(Killed):
             JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "end", "before", 2)).commit(0, handles)
@@ -122,17 +117,15 @@ class TestTopic:
                 committer(sink_to(kafka, "a"), JOB).recover()
         assert kafka.offsets("a")[1] < kafka.offsets("a")[2]  # what is prepared is not aborted
 
-    def test_a_job_that_was_forgotten_starts_over(self, kafka):
-        sink = sink_to(kafka, "a")
+    def test_a_job_that_was_forgotten_starts_over(self, kafka, sink):
         driver = committer(sink, JOB)
         driver.commit(7, prepared(sink, JOB, 7, ["7"]))
         driver.forget()
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
         assert values(kafka, "a") == ["0", "7"]
 
-    def test_what_was_forgotten_is_not_remembered_by_who_has_missed_the_tombstone(self, kafka):
+    def test_what_was_forgotten_is_not_remembered_by_who_has_missed_the_tombstone(self, kafka, sink):
         """Compaction removes it after a day. To a process that had not looked meanwhile the epoch was recorded still."""
-        sink = sink_to(kafka, "a")
         driver = committer(sink, JOB)
         driver.commit(0, prepared(sink, JOB, 0, ["0"]))
         memory = CommitLog(sink.cluster(), "commits")
@@ -144,9 +137,8 @@ class TestTopic:
         assert list(memory.decided()) == [sink.names("other").key]
 
     @pytest.mark.parametrize("written_since", [0, 5])
-    def test_what_an_unclean_election_lost_is_not_remembered(self, kafka, written_since):
+    def test_what_an_unclean_election_lost_is_not_remembered(self, kafka, sink, written_since):
         """To who had read it, it was recorded; and what others have written since, up to that place, was not."""
-        sink = sink_to(kafka, "a")
         driver = committer(sink, JOB)
         driver.commit(0, prepared(sink, JOB, 0, ["0"]))
         end = kafka.offsets("commits")[2]
@@ -200,10 +192,8 @@ class TestTopic:
 
     def test_a_row_that_names_it_is_refused(self, kafka):
         sink = sink_to(kafka, None)
-        with (
-            sink.begin(Attempt(JOB, 0, 0, 0)) as transaction,
-            pytest.raises(UsageError, match="a row names the topic 'commits'"),
-        ):
+        begun = sink.begin(Attempt(JOB, 0, 0, 0))
+        with begun as transaction, pytest.raises(UsageError, match="a row names the topic 'commits'"):
             transaction.write(rows(["x"], topic=["commits"]))
 
 
@@ -226,16 +216,13 @@ def not_authorised(code, response):
 
 
 # --- destinations --------------------------------------------------------------------------------------------------------
-
-
 class TestDestinations:
     def test_two_writes_of_one_name_and_number_to_two_topics_both_write(self, kafka, in_a_task):
         """findings: Sinks 1. The second found the epoch recorded, and wrote nothing, silently."""
         for epoch in (0, 1, 1):
             written(sink_to(kafka, "a"), epoch, rows([f"a{epoch}"]))
             written(sink_to(kafka, "b"), epoch, rows([f"b{epoch}"]))
-        assert values(kafka, "a") == ["a0", "a1"]
-        assert values(kafka, "b") == ["b0", "b1"]
+        assert (values(kafka, "a"), values(kafka, "b")) == (["a0", "a1"], ["b0", "b1"])
 
     def test_also_from_two_threads_at_once(self, kafka, in_a_task):
         sinks = [sink_to(kafka, "a"), sink_to(kafka, "b")]
@@ -261,9 +248,8 @@ class TestDestinations:
         with pytest.raises(FencedError):
             driver.commit(2, prepared(one, JOB, 2, ["2"]))
 
-    def test_a_list_under_ones_key_for_another_destination_is_refused_by_name(self, kafka):
-        sink = sink_to(kafka, "a")
-        driver = DriverLog(sink.commit_log(), Transactions(sink.cluster()), sink.names(JOB))
+    def test_a_list_under_ones_key_for_another_destination_is_refused_by_name(self, kafka, sink):
+        driver = log_of(sink)
         driver.fence()
         driver.write(LISTS.serialize(CommitList(0, (), completed=True, destination="elsewhere")))
         with pytest.raises(StateError, match="this is a list for elsewhere, not for a"):
@@ -311,8 +297,6 @@ class TestEachRowsTopic:
 
 
 # --- writes under way ----------------------------------------------------------------------------------------------------
-
-
 def dies_in_its_write(monkeypatch, sink, job, epoch):
     """A driver that takes the job over, and dies before the end of the transaction in which it records an epoch."""
 
@@ -332,9 +316,7 @@ def dies_in_its_write(monkeypatch, sink, job, epoch):
 def in_a_new_process(sink):
     """What no earlier reading is known to."""
     _commit_log.cache_clear()
-    return replace(
-        sink, properties={"default.api.timeout.ms": "3000"}
-    )  # who waits for a transaction to end is informed by then
+    return replace(sink, properties={"default.api.timeout.ms": "3000"})  # who waits for a transaction's end is informed by then
 
 
 def marker_flipped(response):
@@ -354,10 +336,9 @@ def cut_in_the_first_batch(response):
 
 
 class TestWritesUnderWay:
-    def test_what_a_dead_driver_has_under_way_is_not_waited_for(self, kafka, monkeypatch):
+    def test_what_a_dead_driver_has_under_way_is_not_waited_for(self, kafka, sink, monkeypatch):
         """A restart looked first what was recorded, and waited for the timeout of that write: 10 s, and up to 10 more until
         the coordinator looks for what has timed out."""
-        sink = sink_to(kafka, "a")
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
         dies_in_its_write(monkeypatch, sink, JOB, 1)
         successor = in_a_new_process(sink)
@@ -365,9 +346,8 @@ class TestWritesUnderWay:
         committer(successor, JOB).commit(1, prepared(successor, JOB, 1, ["1"]))
         assert values(kafka, "a") == ["0", "1"]
 
-    def test_nor_is_what_another_jobs_dead_driver_has_under_way(self, kafka, monkeypatch):
+    def test_nor_is_what_another_jobs_dead_driver_has_under_way(self, kafka, sink, monkeypatch):
         """All jobs of a commit topic waited at their next start."""
-        sink = sink_to(kafka, "a")
         driver = committer(sink, JOB)
         driver.commit(0, prepared(sink, JOB, 0, ["0"]))
         dies_in_its_write(monkeypatch, sink, "other", 7)
@@ -379,9 +359,8 @@ class TestWritesUnderWay:
         committer(successor, JOB).commit(2, prepared(successor, JOB, 2, ["2"]))
         assert values(kafka, "a") == ["0", "1", "2"]
 
-    def test_nor_does_a_first_start_wait_for_what_another_job_has_under_way(self, kafka, monkeypatch):
+    def test_nor_does_a_first_start_wait_for_what_another_job_has_under_way(self, kafka, sink, monkeypatch):
         """It waited 10.8 s, also in each one-off write; for ever behind one that hangs."""
-        sink = sink_to(kafka, "a")
         committer(sink, JOB).recover()
         dies_in_its_write(monkeypatch, sink, "other", 7)
         fresh = in_a_new_process(sink)
@@ -389,9 +368,8 @@ class TestWritesUnderWay:
         assert values(kafka, "a") == ["0"]
         assert Transactions(sink.cluster()).ongoing(sink.names("other").driver) == [sink.names("other").driver]
 
-    def test_what_stays_open_is_notified_of_once(self, kafka, monkeypatch, caplog):
+    def test_what_stays_open_is_notified_of_once(self, kafka, sink, monkeypatch, caplog):
         """All behind it was read again for each epoch, and nothing was said."""
-        sink = sink_to(kafka, "a")
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
         dies_in_its_write(monkeypatch, sink, "other", 7)
         now = [1000.0]
@@ -414,8 +392,7 @@ class TestWritesUnderWay:
         log.decided()
         assert caplog.text.count("still open") == 2
 
-    def test_what_was_aborted_behind_an_open_write_is_not_taken_for_recorded(self, kafka, monkeypatch):
-        sink = sink_to(kafka, "a")
+    def test_what_was_aborted_behind_an_open_write_is_not_taken_for_recorded(self, kafka, sink, monkeypatch):
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
         dies_in_its_write(monkeypatch, sink, "other", 7)
         dies_in_its_write(monkeypatch, sink, JOB, 1)
@@ -432,11 +409,9 @@ class TestWritesUnderWay:
         driver.commit(1, prepared(sink, JOB, 1, ["1"]))
         successor = in_a_new_process(sink)
         unstable = kafka.fault(
-            "Fetch",
-            Rewrite(marker_flipped if damage == "marker" else cut_in_the_first_batch),
-            times=times,
+            "Fetch", Rewrite(marker_flipped if damage == "marker" else cut_in_the_first_batch), times=times,
             when=lambda request: request.isolation_level == 0,
-        )
+        )  # fmt: skip
         if times:
             assert successor.recorded_now() == {JOB: RecordedEpoch(1)}
         else:
@@ -447,11 +422,11 @@ class TestWritesUnderWay:
     def test_the_parts_of_a_list_behind_an_open_write_are_removed_with_it(self, kafka, monkeypatch):
         sink = sink_to(kafka, "orders")
         dies_in_its_write(monkeypatch, sink, "other", 7)
-        driver = DriverLog(sink.commit_log(), Transactions(sink.cluster()), sink.names(JOB))
+        driver = log_of(sink)
         driver.fence()
         driver.write(LISTS.serialize(CommitList(0, many(300, 200), destination="orders")))
         successor = in_a_new_process(sink)
-        log = DriverLog(successor.commit_log(), Transactions(successor.cluster()), successor.names(JOB))
+        log = log_of(successor)
         log.fence()
         log.write(LISTS.serialize(CommitList(1, (), completed=True, destination="orders")))
         Transactions(sink.cluster()).init(sink.names("other").driver, 10_000)
@@ -461,30 +436,27 @@ class TestWritesUnderWay:
 
 
 # --- size ----------------------------------------------------------------------------------------------------------------
+def handle_of(name, task, started_ms, ranges):
+    return KafkaHandle(Producer(name, 4000 + task, 2), TransactionProtocol.V2, started_ms, 900_000, tuple(ranges))
 
 
 def many(tasks, partitions, epoch=0):
     """The handles of this many tasks that wrote to each of this many partitions of a topic, at offsets that differ."""
-    return tuple(
-        KafkaHandle(
-            Producer(f"headrace.{JOB}.00000000.0.{task}.0", 4000 + task, 2),
-            TransactionProtocol.V2,
-            1_700_000_000_000 + task,
-            900_000,
-            tuple(
-                WrittenRange("orders", TOPIC_ID, at, first := hash((task, at, epoch)) % 10**9, first + 99, 100)
-                for at in range(partitions)
-            ),
-        )
-        for task in range(tasks)
-    )
+
+    def written(task, at):
+        first = hash((task, at, epoch)) % 10**9
+        return WrittenRange("orders", TOPIC_ID, at, first, first + 99, 100)
+
+    names = [f"headrace.{JOB}.00000000.0.{task}.0" for task in range(tasks)]
+    ranges = [[written(task, at) for at in range(partitions)] for task in range(tasks)]
+    return tuple(handle_of(names[task], task, 1_700_000_000_000 + task, ranges[task]) for task in range(tasks))
 
 
 class TestSize:
     @pytest.fixture
     def driver(self, kafka):
         sink = sink_to(kafka, "orders")
-        return DriverLog(sink.commit_log(), Transactions(sink.cluster()), sink.names(JOB))
+        return log_of(sink)
 
     def test_1000_tasks_that_wrote_to_200_partitions_are_recorded_and_recovered(self, kafka, driver):
         """findings: Sinks 4. It was one record, and MESSAGE_TOO_LARGE failed every commit and every restart."""
@@ -495,10 +467,7 @@ class TestSize:
         assert len(sizes) > 5
         assert max(sizes) < 1_000_000
         sink = sink_to(kafka, "orders")
-        assert (
-            LISTS.deserialize(DriverLog(sink.commit_log(), Transactions(sink.cluster()), sink.names(JOB)).fence(), "")
-            == commits
-        )
+        assert LISTS.deserialize(log_of(sink).fence(), "") == commits
         assert sink.recorded_epochs() == {JOB: 0}
 
     def test_parts_that_are_no_longer_needed_are_removed(self, kafka, driver):
@@ -515,7 +484,7 @@ class TestSize:
         driver.fence()
         driver.write(LISTS.serialize(CommitList(0, many(300, 200), destination="orders")))
         sink = sink_to(kafka, "orders")
-        successor = DriverLog(sink.commit_log(), Transactions(sink.cluster()), sink.names(JOB))
+        successor = log_of(sink)
         successor.fence()
         successor.write(LISTS.serialize(CommitList(1, many(150, 200), destination="orders")))
         live = {name for name, value in records_by_key(kafka).items() if value is not None}
@@ -531,9 +500,8 @@ class TestSize:
                 damaged = value if "/1" not in key else b"0" * 32 + value[32:]
                 other.append("commits", NewRecord(damaged, key=key.encode()))
             sink = sink_to(other, "orders")
-            with pytest.raises(
-                StateError, match="the list of transactions cannot be read: its format is 'headrace-commit-list-parts'"
-            ):
+            message = "the list of transactions cannot be read: its format is 'headrace-commit-list-parts'"
+            with pytest.raises(StateError, match=message):
                 committer(sink, JOB).recover()
 
     def test_the_commit_topic_takes_a_part_whatever_the_brokers_default(self, kafka, driver):
@@ -550,17 +518,8 @@ def records_by_key(kafka):
 
 
 # --- stored formats -----------------------------------------------------------------------------------------------------
-
-LISTED = tuple(
-    KafkaHandle(
-        Producer(f"headrace.job.1.{task}.0", 4000 + task, 2),
-        TransactionProtocol.V2,
-        1_700_000_000_000,
-        900_000,
-        (WrittenRange("out", TOPIC_ID, 0, 5, 9, 5), WrittenRange("out", TOPIC_ID, 1, 7, 7, 1)),
-    )
-    for task in range(2)
-)
+RANGES = (WrittenRange("out", TOPIC_ID, 0, 5, 9, 5), WrittenRange("out", TOPIC_ID, 1, 7, 7, 1))
+LISTED = tuple(handle_of(f"headrace.job.1.{task}.0", task, 1_700_000_000_000, RANGES) for task in range(2))
 GOLDEN_LIST = CommitList(7, LISTED, destination=EACH_ROWS_TOPIC, targets=("out",))
 
 

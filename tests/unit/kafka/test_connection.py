@@ -55,15 +55,10 @@ def says(data: bytes) -> Callable[[socket.socket], None]:
     return talk
 
 
-@pytest.mark.parametrize(
-    ("data", "hint"),
-    [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP server"),
-        (b"\x15\x03\x03\x00\x02\x02\x46", "TLS is spoken at this port"),
-        (b"\x7f\xff\xff\xff", "a length of 2147483647 bytes"),
-        (b"\xff\xff\xff\xff", "a length of -1 bytes"),
-    ],
-)
+@pytest.mark.parametrize(("data", "hint"), [
+    (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP server"), (b"\x15\x03\x03\x00\x02\x02\x46", "TLS is spoken at this port"),
+    (b"\x7f\xff\xff\xff", "a length of 2147483647 bytes"), (b"\xff\xff\xff\xff", "a length of -1 bytes"),
+])  # fmt: skip
 def test_what_is_no_kafka_is_named_and_nothing_huge_is_allocated(data, hint):
     with server(says(data)) as port:
         error = connect(port)

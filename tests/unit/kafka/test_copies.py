@@ -41,13 +41,9 @@ def rows_of(kafka: FakeKafka, **arguments: Any) -> pa.RecordBatch:
 
 
 def write(sink: Any, rows: pa.RecordBatch) -> None:
-    transaction = sink.begin(Attempt("job", 0, 0, 0))
-    try:
+    with sink.begin(Attempt("job", 0, 0, 0)) as transaction:
         transaction.write(rows)
         handle = transaction.prepare()
-    except BaseException:
-        transaction.abort()
-        raise
     if isinstance(sink, KafkaSink):
         committer(sink, "job").commit(0, (handle,))
 

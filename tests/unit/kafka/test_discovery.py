@@ -83,13 +83,9 @@ def _offset(position):
 
 def discovery(cluster, subscription=Topics(("t",)), **plan):  # noqa: B008 - a value
     defaults = {
-        "start": Earliest(),
-        "start_of_new_partitions": Earliest(),
-        "stop": None,
-        "isolation": Isolation.READ_COMMITTED,
-        "no_match": "latest",
-        "fail_on_data_loss": True,
-    }
+        "start": Earliest(), "start_of_new_partitions": Earliest(), "stop": None, "isolation": Isolation.READ_COMMITTED,
+        "no_match": "latest", "fail_on_data_loss": True,
+    }  # fmt: skip
     return KafkaDiscovery(cluster, subscription, PositionPlan(**(defaults | plan)))
 
 
@@ -102,27 +98,11 @@ def known(*splits):
 
 
 # --- initial ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("position", "offset"),
-    [
-        (Earliest(), 2),
-        (Latest(), 9),
-        (At(5), 5),
-        (At(2), 2),
-        (At(9), 9),
-        (Timestamp(30), 3),
-        (Timestamp(31), 4),
-        (Timestamp(99), 9),
-        (Committed("g"), 7),
-        (Committed("none"), 2),
-        (Committed("none", Latest()), 9),
-        (Committed("none", At(4)), 4),
-        (Committed("none", Timestamp(40)), 4),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("position", "offset"), [
+    (Earliest(), 2), (Latest(), 9), (At(5), 5), (At(2), 2), (At(9), 9), (Timestamp(30), 3), (Timestamp(31), 4),
+    (Timestamp(99), 9), (Committed("g"), 7), (Committed("none"), 2), (Committed("none", Latest()), 9),
+    (Committed("none", At(4)), 4), (Committed("none", Timestamp(40)), 4),
+], ids=str)  # fmt: skip
 def test_every_position_becomes_a_number(position, offset):
     cluster = PretendedCluster({"t": (A, 1)}, groups={"g": {("t", 0): 7}})
     assert of(discovery(cluster, start=position).initial()) == {("t", 0): (offset, None)}
@@ -197,10 +177,9 @@ def test_a_timestamp_without_match_can_be_an_error():
         discovery(PretendedCluster({"t": (A, 1)}), start=Timestamp(99), no_match="error").initial()
 
 
-@pytest.mark.parametrize(
-    ("subscription", "absent"),
-    [(Topics(("t", "u", "v")), "u, v"), (Partitions((("t", 0), ("t", 4))), "t-4"), (Partitions((("u", 0),)), "u")],
-)
+@pytest.mark.parametrize(("subscription", "absent"), [
+    (Topics(("t", "u", "v")), "u, v"), (Partitions((("t", 0), ("t", 4))), "t-4"), (Partitions((("u", 0),)), "u")
+])  # fmt: skip
 def test_what_is_not_there_is_the_users_mistake_at_first(subscription, absent):
     with pytest.raises(UsageError, match=f"no such topic or partition on nowhere:1: {absent}$"):
         discovery(PretendedCluster({"t": (A, 2)}), subscription).initial()
@@ -211,8 +190,6 @@ def test_a_pattern_may_match_nothing_yet():
 
 
 # --- later ----------------------------------------------------------------------------------------------------------------
-
-
 def test_later_only_what_is_not_known_is_found_and_positions_are_not_looked_at():
     cluster = PretendedCluster({"t": (A, 3)})
     found = discovery(cluster, start=Latest()).later(known(KafkaSplit("t", A, 0, 5), KafkaSplit("t", A, 2, 700)))
@@ -249,13 +226,11 @@ def test_a_partition_that_is_back_within_the_looks_is_not_missing(hidden_for, ro
     cluster = Flapping({})
     found = discovery(cluster).later(known(KafkaSplit("t", A, 0, 5), KafkaSplit("t", A, 1, 5)))
     assert (found.added, found.missing) == ([], frozenset())
-    assert cluster.looks == 1 + 2 * rounds
-    assert cluster.pauses == [1, 2, 3][:rounds]
+    assert (cluster.looks, cluster.pauses) == (1 + 2 * rounds, [1, 2, 3][:rounds])
 
 
 def test_what_stays_away_for_all_looks_is_missing():
-    cluster = PretendedCluster({"t": (A, 1)})
-    gone = KafkaSplit("t", A, 1, 5)
+    cluster, gone = PretendedCluster({"t": (A, 1)}), KafkaSplit("t", A, 1, 5)
     assert discovery(cluster).later(known(KafkaSplit("t", A, 0, 5), gone)).missing == {gone.split_id}
     assert cluster.looks == 1 + 2 * 3
 
@@ -309,8 +284,6 @@ def test_what_no_broker_knows_for_long_is_gone_and_what_is_not_selected_is_not_a
 
 
 # --- what can never come back -------------------------------------------------------------------------------------------
-
-
 def retired(cluster, *splits, subscription=Topics(("t",))):  # noqa: B008 - a value
     found = discovery(cluster, subscription).retired(splits)
     return {str(split) for split in splits if split.split_id in found}
@@ -323,8 +296,7 @@ def test_a_partition_of_a_deleted_or_recreated_topic_is_gone_for_good():
 
 def test_a_partition_that_one_broker_still_knows_is_not():
     cluster = OneForgets({"t": (A, 1)})
-    assert retired(cluster, KafkaSplit("t", A, 0, 1)) == set()
-    assert cluster.looks == 2
+    assert (retired(cluster, KafkaSplit("t", A, 0, 1)), cluster.looks) == (set(), 2)
 
 
 @pytest.mark.parametrize("subscription", [Topics(("u",)), Pattern("u.*"), Partitions((("t", 1),))])
@@ -338,9 +310,8 @@ def test_a_partition_without_an_id_is_while_no_topic_bears_its_name():
 
 def test_nothing_is_while_a_broker_cannot_be_asked(monkeypatch, caplog):
     def down(self, names):
-        return TopicViews(
-            [(Broker(1, "b", 9092), dict.fromkeys(names))], dict.fromkeys(names, RetriableError("broker 2 is away"))
-        )
+        away = RetriableError("broker 2 is away")
+        return TopicViews([(Broker(1, "b", 9092), dict.fromkeys(names))], dict.fromkeys(names, away))
 
     monkeypatch.setattr(KafkaCluster, "topic_views", down)
     source = KafkaSource("127.0.0.1:1", topics=["t"], fail_on_data_loss=False)

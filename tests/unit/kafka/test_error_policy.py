@@ -6,11 +6,11 @@ import pytest
 
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.error_policy import DECISIONS, ErrorAction, decision
 from headrace.connectors.kafka.client.errors import BrokerError, broker_error
 from headrace.enumerator.errors import is_retriable
 from headrace.kafka import Committed, Earliest, KafkaSource, Latest
 from headrace.testing.fake_kafka import FakeKafka, Refuse, Rewrite
+from tests.helpers.error_policy import DECISIONS, ErrorAction, decision
 
 RETRIED = (ErrorAction.RETRY, ErrorAction.REFRESH)
 READING = ("FindCoordinator", "Fetch", "ListOffsets", "OffsetFetch", "OffsetCommit")
@@ -88,5 +88,4 @@ def test_a_broker_asks_for_a_new_bootstrap_and_gets_it(kafka):
         response.error_code, response.topics = ErrorCode.REBOOTSTRAP_REQUIRED, []
 
     fault = kafka.fault("Metadata", Rewrite(change))
-    assert read_and_commit(kafka) == 1
-    assert fault.fired == 1
+    assert (read_and_commit(kafka), fault.fired) == (1, 1)

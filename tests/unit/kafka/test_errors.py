@@ -30,8 +30,7 @@ RENAMED = {  # kafka-python keeps some names that Kafka has changed since
 
 @pytest.mark.parametrize("code", sorted(code for code in kafka_errors if code is not None and code > 0))
 def test_names_agree_with_another_client(code):
-    other = kafka_errors[code].message
-    ours = error_name(code)
+    other, ours = kafka_errors[code].message, error_name(code)
     if other and code not in RENAMED:
         assert set(ours.split("_")) & set(other.split("_")), (code, ours, other)
 
@@ -42,8 +41,7 @@ def test_names_agree_with_another_client(code):
      (100, "UNKNOWN_TOPIC_ID"), (103, "INCONSISTENT_TOPIC_ID"), (127, "VOTER_NOT_FOUND")],
 )  # fmt: skip
 def test_names_are_at_their_numbers(code, name):
-    assert error_name(code) == name
-    assert ErrorCode[name] == code
+    assert (error_name(code), ErrorCode[name]) == (name, code)
 
 
 def test_a_number_without_a_name_is_named_by_itself():
@@ -52,17 +50,11 @@ def test_a_number_without_a_name_is_named_by_itself():
     assert "NOT_COORDINATOR (16)" in str(broker_error(ErrorCode.NOT_COORDINATOR, "doing it"))
 
 
-@pytest.mark.parametrize(
-    ("codes", "kind"),
-    [
-        ((-1, 3, 5, 6, 7, 13, 14, 15, 16, 51, 56, 74, 75, 78, 88, 100, 103), RetriableError),
-        ((29, 30, 31, 33, 34, 53, 58), AuthenticationError),
-        ((47, 90), FencedError),
-        ((2,), CorruptDataError),
-        ((17, 24, 40, 50), UsageError),
-        ((22, 25, 27), GroupInUseError),
-    ],
-)
+@pytest.mark.parametrize(("codes", "kind"), [
+    ((-1, 3, 5, 6, 7, 13, 14, 15, 16, 51, 56, 74, 75, 78, 88, 100, 103), RetriableError),
+    ((29, 30, 31, 33, 34, 53, 58), AuthenticationError), ((47, 90), FencedError), ((2,), CorruptDataError),
+    ((17, 24, 40, 50), UsageError), ((22, 25, 27), GroupInUseError),
+])  # fmt: skip
 def test_what_a_code_means(codes, kind):
     for code in codes:
         error = broker_error(code, "doing it")
@@ -76,32 +68,20 @@ def test_what_a_code_means(codes, kind):
 @pytest.mark.parametrize("code", [1, 48, 128, 999])
 def test_a_code_of_unknown_meaning_is_not_retried_and_keeps_its_number(code):
     error = broker_error(code, "doing it")
-    assert type(error) is BrokerError
-    assert error.code == code
-    assert not is_retriable(error)
+    assert (type(error), error.code, is_retriable(error)) == (BrokerError, code, False)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        broker_error(ErrorCode.NOT_LEADER_OR_FOLLOWER, "here"),
-        broker_error(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "there", "a hint"),
-        UnknownTopicError(frozenset({"t"})),
-        OffsetOutOfRangeError("t", 1, 5, 10, 20),
-        LogTruncatedError("t", 1, 5, 3),
-        LogTruncatedError("t", 1, 5, 3, epoch=2),
-        LogTruncatedError("t", 1, 5, 5, epoch=2),
-        TopicRecreatedError("t", "a", "b"),
-        TopicRecreatedError("t", "a", None),
-    ],
-)
+@pytest.mark.parametrize("error", [
+    broker_error(ErrorCode.NOT_LEADER_OR_FOLLOWER, "here"),
+    broker_error(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "there", "a hint"), UnknownTopicError(frozenset({"t"})),
+    OffsetOutOfRangeError("t", 1, 5, 10, 20), LogTruncatedError("t", 1, 5, 3), LogTruncatedError("t", 1, 5, 3, epoch=2),
+    LogTruncatedError("t", 1, 5, 5, epoch=2), TopicRecreatedError("t", "a", "b"), TopicRecreatedError("t", "a", None),
+])  # fmt: skip
 def test_errors_travel_between_processes_with_their_notes(error):
     error.add_note("what to do")
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
-    assert str(copy) == str(error)
-    assert vars(copy) == vars(error)
-    assert copy.__notes__ == ["what to do"]
+    assert (str(copy), vars(copy), copy.__notes__) == (str(error), vars(error), ["what to do"])
 
 
 def test_data_loss_names_what_is_lost():

@@ -30,8 +30,7 @@ def test_those_that_have_waited_longest_are_ready_first_at_their_broker_only():
     index = index_of((late, Place(ONE, True)), (early, Place(ONE, True)), (other, Place(TWO, True)))
     assert (index.ready(ONE), index.ready(TWO)) == ([early, late], [other])
     assert index.ready(Broker(3, "three", 9092)) == []
-    assert index.changed() == {ONE, TWO}
-    assert index.changed() == set()
+    assert (index.changed(), index.changed()) == ({ONE, TWO}, set())
 
 
 def test_what_is_asked_for_is_ready_no_more_and_still_at_home_there():
@@ -81,9 +80,7 @@ def test_doubts_are_reported_until_they_are_over():
 def test_look_ups_are_due_at_their_time_and_until_they_have_ended():
     first, second = Item(), Item()
     index = index_of((second, Place(lookup_at=2.0)), (first, Place(lookup_at=1.0)))
-    assert index.changed() == {Work.LOOKUPS}
-    assert index.next_lookup() == 1.0
-    assert index.lookups(0.9) == []
+    assert (index.changed(), index.next_lookup(), index.lookups(0.9)) == ({Work.LOOKUPS}, 1.0, [])
     assert index.lookups(1.0) == index.lookups(1.9) == [first]
     assert index.lookups(2.0) == [first, second]
     index.put(first, Place(lookup_at=3.0))
@@ -99,9 +96,7 @@ def test_a_look_up_at_the_same_time_is_no_news_and_is_due_once():
     index = index_of((item, Place(lookup_at=0.0)))
     index.changed()
     index.put(item, Place(ONE, lookup_at=0.0))
-    assert index.changed() == set()
-    assert index.lookups(0.0) == [item]
-    assert index.next_lookup() == 0.0
+    assert (index.changed(), index.lookups(0.0), index.next_lookup()) == (set(), [item], 0.0)
 
 
 def test_two_look_ups_at_one_time_are_due_in_the_order_in_which_they_came():

@@ -1,5 +1,6 @@
 import contextlib
 import struct
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -28,39 +29,38 @@ def old_message(offset: int) -> bytes:
 
 def partition(index: int, records: bytes | None, **given) -> Partition:
     fields = {
-        "partition_index": index,
-        "error_code": 0,
-        "high_watermark": 100,
-        "last_stable_offset": 90,
-        "log_start_offset": 10,
-        "aborted_transactions": [Partition.AbortedTransaction(producer_id=5, first_offset=6)],
-        "preferred_read_replica": -1,
-        "records": records,
-    }
+        "partition_index": index, "error_code": 0, "high_watermark": 100, "last_stable_offset": 90,
+        "log_start_offset": 10, "aborted_transactions": [Partition.AbortedTransaction(producer_id=5, first_offset=6)],
+        "preferred_read_replica": -1, "records": records,
+    }  # fmt: skip
     return Partition(**(fields | given))
 
 
 def response(version: int, partitions: list[Partition]) -> memoryview:
     message = FetchResponse(
-        throttle_time_ms=3,
-        error_code=0,
-        session_id=0,
+        throttle_time_ms=3, error_code=0, session_id=0,
         responses=[Topic(topic="orders", topic_id=TOPIC_ID, partitions=partitions)],
-    )
+    )  # fmt: skip
     return memoryview(bytes(message.encode(version=version)))
+
+
+def parsed(version: int, *partitions: Partition) -> Any:
+    return parse_fetch_response(response(version, list(partitions)), version)
+
+
+def span(*parts: bytes) -> BatchSpan | None:
+    return span_of_batches(memoryview(b"".join(parts)))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_that_another_client_writes_is_read(version):
-    view = response(version, [partition(0, b"abc"), partition(1, None, error_code=6, aborted_transactions=None)])
-    answer = parse_fetch_response(view, version)
+    answer = parsed(version, partition(0, b"abc"), partition(1, None, error_code=6, aborted_transactions=None))
     assert (answer.error, answer.throttle_time_ms) == (0, 3)
     first, second = answer.partitions
     assert (first.topic, first.topic_id) == (("orders", None) if version < 13 else (None, TOPIC_ID))
     assert (first.partition, first.error, bytes(first.records)) == (0, 0, b"abc")
     assert (first.high_watermark, first.last_stable_offset) == (100, 90)
-    assert first.log_start_offset == (10 if version >= 5 else None)
-    assert first.aborted == [(5, 6)]
+    assert (first.log_start_offset, first.aborted) == (10 if version >= 5 else None, [(5, 6)])
     assert first.preferred_replica is None
     assert (second.partition, second.error, bytes(second.records), second.aborted) == (1, 6, b"", None)
 
@@ -71,18 +71,16 @@ def test_records_are_a_view_of_the_frame_and_no_copy():
 
 
 def test_what_the_protocol_writes_as_minus_one_is_none():
-    answer = parse_fetch_response(response(12, [partition(0, b"", high_watermark=-1, last_stable_offset=-1)]), 12)
+    answer = parsed(12, partition(0, b"", high_watermark=-1, last_stable_offset=-1))
     assert (answer.partitions[0].high_watermark, answer.partitions[0].last_stable_offset) == (None, None)
 
 
 def test_divergence_and_the_present_leader_are_read_from_their_tags():
     settings = partition(
-        0,
-        b"",
-        diverging_epoch=Partition.EpochEndOffset(epoch=4, end_offset=55),
+        0, b"", diverging_epoch=Partition.EpochEndOffset(epoch=4, end_offset=55),
         current_leader=Partition.LeaderIdAndEpoch(leader_id=2, leader_epoch=9),
-    )
-    answer = parse_fetch_response(response(16, [settings, partition(1, b"x")]), 16)
+    )  # fmt: skip
+    answer = parsed(16, settings, partition(1, b"x"))
     assert (answer.partitions[0].diverging, answer.partitions[0].leader) == ((4, 55), (2, 9))
     assert bytes(answer.partitions[1].records) == b"x"
 
@@ -136,9 +134,8 @@ def test_a_length_that_cannot_be_is_corruption_and_no_endless_loop(size):
 
 @pytest.mark.parametrize("length", [b"\xff" * 9 + b"\x01", b"\x80" * 5 + b"\0", b"\xff" * 100_000])
 def test_a_length_of_more_than_five_bytes_in_a_fetch_response_is_corrupt_data(length):
-    head = bytes(10)
     with pytest.raises(CorruptDataError, match="varint at byte 10 is longer than 5 bytes"):
-        parse_fetch_response(memoryview(head + length), 12)
+        parse_fetch_response(memoryview(bytes(10) + length), 12)
 
 
 def test_a_length_of_five_bytes_is_one():
@@ -147,8 +144,6 @@ def test_a_length_of_five_bytes_is_one():
 
 
 # --- field by field ---
-
-
 def uvarint(value: int) -> bytes:
     low = bytes([value & 0x7F])
     return low if value < 0x80 else bytes([low[0] | 0x80]) + uvarint(value >> 7)
@@ -201,15 +196,13 @@ def test_a_divergence_without_an_end_and_a_leader_that_is_not_known_are_none():
 def test_each_tag_is_read_without_the_other():
     only = [tagged({0: struct.pack(">iq", 4, 55)}), tagged({1: struct.pack(">ii", 2, 9)})]
     parts = [flexible_partition(0, b"", tags) for tags in only]
-    first, second = parse_fetch_response(memoryview(flexible(parts)), 16).partitions
-    assert (first.diverging, first.leader) == ((4, 55), None)
-    assert (second.diverging, second.leader) == (None, (2, 9))
+    found = parse_fetch_response(memoryview(flexible(parts)), 16).partitions
+    assert [(each.diverging, each.leader) for each in found] == [((4, 55), None), (None, (2, 9))]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_no_aborted_transaction_is_reported_from_none_being_asked_for(version):
-    answer = parse_fetch_response(response(version, [partition(0, b"x", aborted_transactions=[])]), version)
-    assert answer.partitions[0].aborted == []
+    assert parsed(version, partition(0, b"x", aborted_transactions=[])).partitions[0].aborted == []
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -222,8 +215,8 @@ def test_a_response_is_read_from_where_its_header_ends(version):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_preferred_replica_is_reported_from_version_11_on(version):
-    answer = parse_fetch_response(response(version, [partition(0, b"x", preferred_read_replica=2)]), version)
-    assert answer.partitions[0].preferred_replica == (2 if version >= 11 else None)
+    (found,) = parsed(version, partition(0, b"x", preferred_read_replica=2)).partitions
+    assert found.preferred_replica == (2 if version >= 11 else None)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -249,54 +242,44 @@ def test_every_partition_of_every_topic_is_read(version):
 
 def test_records_that_run_past_the_end_are_named_with_their_partition_and_the_version():
     view = response(11, [partition(4, b"abcdef")])
-    with pytest.raises(
-        CorruptDataError, match=rf"version 11\) of {len(view) - 1} bytes .*records of partition 4 run past the end"
-    ):
+    message = rf"version 11\) of {len(view) - 1} bytes .*records of partition 4 run past the end"
+    with pytest.raises(CorruptDataError, match=message):
         parse_fetch_response(view[:-1], 11)
 
 
 # --- spans, at their edges ---
-
-
 def test_a_span_ends_before_a_later_leader_epoch_than_is_wanted():
     first, second, third = batch(0, 2, epoch=3), batch(2, 2, epoch=3), batch(4, 1, epoch=5)
     data = memoryview(first + second + third)
-    assert span_of_batches(data) == BatchSpan(len(data), 5, ((0, 3), (4, 5)))
-    assert span_of_batches(data, 5) == span_of_batches(data)
-    assert span_of_batches(data, 4) == span_of_batches(data, 3) == BatchSpan(len(first + second), 4, ((0, 3),))
+    whole, older = BatchSpan(len(data), 5, ((0, 3), (4, 5))), BatchSpan(len(first + second), 4, ((0, 3),))
+    assert [span_of_batches(data, *wanted) for wanted in [(), (5,), (4,), (3,)]] == [whole, whole, older, older]
     assert span_of_batches(data, 2) == BatchSpan(len(first), 2, ((0, 3),))
 
 
 def test_the_last_epoch_is_that_of_the_last_batch_and_none_is_not_zero():
-    assert BatchSpan(1, 1, ((0, 3), (4, 5))).last_epoch == 5
-    assert BatchSpan(1, 1, ()).last_epoch is None
-    found = span_of_batches(memoryview(batch(0, 1, epoch=-1) + batch(1, 1, epoch=0) + batch(2, 1, epoch=0)))
-    assert found is not None
+    assert (BatchSpan(1, 1, ((0, 3), (4, 5))).last_epoch, BatchSpan(1, 1, ()).last_epoch) == (5, None)
+    found = span(batch(0, 1, epoch=-1), batch(1, 1, epoch=0), batch(2, 1, epoch=0))
     assert (found.epochs, found.last_epoch) == (((1, 0),), 0)
 
 
 def test_an_epoch_that_comes_again_is_reported_again():
-    found = span_of_batches(memoryview(batch(0, 1, epoch=1) + batch(1, 1, epoch=2) + batch(2, 1, epoch=1)))
-    assert found is not None
+    found = span(batch(0, 1, epoch=1), batch(1, 1, epoch=2), batch(2, 1, epoch=1))
     assert found.epochs == ((0, 1), (1, 2), (2, 1))
 
 
 def test_nothing_and_less_than_one_batch_have_no_span():
-    assert span_of_batches(memoryview(b"")) is None
-    assert span_of_batches(memoryview(batch(0, 1)[:-1])) is None
-    assert span_of_batches(memoryview(batch(0, 1)[:11])) is None
+    assert [span(part) for part in (b"", batch(0, 1)[:-1], batch(0, 1)[:11])] == [None, None, None]
 
 
 @pytest.mark.parametrize(("magic", "shortest"), [(0, 14), (1, 14), (2, 15)])
 def test_the_shortest_batch_of_each_format_and_one_byte_less(magic, shortest):
-    def of(size: int) -> memoryview:
-        return memoryview(struct.pack(">qiib", 5, size, 0, magic) + bytes(size - 5))
+    def of(size: int) -> BatchSpan | None:
+        return span(struct.pack(">qiib", 5, size, 0, magic) + bytes(size - 5))
 
-    found = span_of_batches(of(shortest))
-    assert found is not None
+    found = of(shortest)
     assert (found.complete_bytes, found.next_offset) == (shortest + 12, 6)
     with pytest.raises(CorruptDataError, match=f"claims a length of {shortest - 1} bytes"):
-        span_of_batches(of(shortest - 1))
+        of(shortest - 1)
 
 
 def test_a_batch_that_is_truncated_after_its_length_is_left_for_the_next_fetch():

@@ -59,8 +59,6 @@ def wait_for(condition) -> None:
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------------
-
-
 class _NobodyLooksThrough(dict):
     """Partitions by key, which no process may go through."""
 
@@ -86,14 +84,11 @@ def test_what_one_of_five_thousand_partitions_needs_is_found_without_a_look_at_t
     assert plan.changed() == {one}
     assert (plan.next_due(one), plan.leaderless(0.0), plan.unresolved()) == (0.0, [], [])
     plan.lost(plan.take(one, 0.0, 1 << 20), RetriableError("gone"), 1.0)
-    assert plan.next_due(None) == pytest.approx(1.1)
-    assert plan.leaderless(1.2) == [sources[0]]
+    assert (plan.next_due(None), plan.leaderless(1.2)) == (pytest.approx(1.1), [sources[0]])
     assert plan.replicas() == {one, two}
 
 
 # --- threads and sockets ----------------------------------------------------------------------------------------------------
-
-
 def test_a_thread_ends_when_nothing_is_fetched_from_its_broker_any_more_and_comes_back_with_it(kafka, cluster):
     old = kafka.leader("t")[0]
     new = old % 3 + 1
@@ -140,8 +135,6 @@ def test_a_connection_whose_session_nears_its_end_does_not_stay_on_loan(cluster,
 
 
 # --- who waits for whom -----------------------------------------------------------------------------------------------------
-
-
 def test_a_leader_that_does_not_say_what_it_has_holds_up_no_other_partition(kafka, cluster):
     kafka.append("u", b"x")
     silent = kafka.fault("ListOffsets", LoseAnswer())
@@ -174,8 +167,7 @@ def test_partitions_that_are_assigned_together_look_through_what_was_fetched_onc
     with fetcher._lock:
         fetcher._queue, fetcher._queued_bytes = Looked(old), 2
     fetcher.assign([FetchFrom("t", number, 0) for number in range(4000)] + [FetchFrom("v", 0, 7)])
-    assert Looked.looks == 1
-    assert len(fetcher._plan) == 4001
+    assert (Looked.looks, len(fetcher._plan)) == (1, 4001)
     assert [fetcher.poll(0.0), fetcher.poll(0.0)] == [old[0], None], "of v what was fetched is dropped"
     over.set()
     fetcher.close()
@@ -205,8 +197,6 @@ def test_a_new_leader_that_the_old_one_names_is_asked_at_once(kafka, cluster):
 
 
 # --- closing ----------------------------------------------------------------------------------------------------------------
-
-
 def test_closing_a_cluster_wakes_the_process_that_waits_out_a_throttle_of_it(kafka):
     client = KafkaCluster(ClientConfig(bootstrap=kafka.address(1)))
     throttled = kafka.fault("Metadata", Throttle(60_000))

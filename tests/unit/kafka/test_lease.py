@@ -1,6 +1,4 @@
-"""A lease's lease store in Kafka's protocol: what one supervisor writes another one sees, and what cannot be is an error
-soon.
-"""
+"""A lease store in Kafka's protocol: what one supervisor writes another one sees, and what cannot be is an error soon."""
 
 from __future__ import annotations
 
@@ -72,14 +70,10 @@ def test_a_group_of_another_program_is_no_lease_store_and_the_error_says_what_to
         lease.read()
 
 
-@pytest.mark.parametrize(
-    ("group", "how", "says"),
-    [
-        ("", {}, "name of a consumer group"),
-        ("j", {"timeout_s": 1.0}, r"at least 1\.5 s"),
-        ("j", {"properties": {"x.y": "z"}}, "x.y"),
-    ],
-)
+@pytest.mark.parametrize(("group", "how", "says"), [
+    ("", {}, "name of a consumer group"), ("j", {"timeout_s": 1.0}, r"at least 1\.5 s"),
+    ("j", {"properties": {"x.y": "z"}}, "x.y"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused_without_a_contact(group, how, says):
     with pytest.raises(UsageError, match=says):
         KafkaLease("127.0.0.1:1", group, **how)

@@ -85,36 +85,27 @@ def batches(*sizes: int) -> list[OutBatch]:
     return [OutBatch(partition, bytes(size), 1) for partition, size in enumerate(sizes)]
 
 
-def test_a_request_has_no_more_bytes_than_max_request_size():
-    cluster = OneBroker(max_request_size=1000)
+def acknowledged(cluster: OneBroker, *sizes: int) -> Any:
+    """The sender, when batches of these sizes are acknowledged."""
     sender = cluster.sender()
-    sender.send("t", batches(400, 400, 400, 900, 100))
+    sender.send("t", batches(*sizes))
     sender.flush()
-    assert cluster.connection.sizes == [[400, 400], [400], [900, 100]]
+    return sender
 
 
-def test_a_request_has_up_to_4_mib_by_default():
-    cluster = OneBroker()
-    sender = cluster.sender()
-    sender.send("t", batches(*[900_000] * 5))
-    sender.flush()
-    assert cluster.connection.sizes == [[900_000] * 4, [900_000]]
-
-
-def test_a_batch_larger_than_a_request_goes_alone():
-    cluster = OneBroker(max_request_size=1000)
-    sender = cluster.sender()
-    sender.send("t", batches(10, 5000, 10))
-    sender.flush()
-    assert cluster.connection.sizes == [[10], [5000], [10]]
+@pytest.mark.parametrize(("config", "sizes", "requests"), [
+    ({"max_request_size": 1000}, [400, 400, 400, 900, 100], [[400, 400], [400], [900, 100]]),
+    ({}, [900_000] * 5, [[900_000] * 4, [900_000]]), ({"max_request_size": 1000}, [10, 5000, 10], [[10], [5000], [10]]),
+], ids=["max.request.size", "4 MiB by default", "a larger batch goes alone"])  # fmt: skip
+def test_a_request_has_no_more_bytes_than(config, sizes, requests):
+    acknowledged(cluster := OneBroker(**config), *sizes)
+    assert cluster.connection.sizes == requests
 
 
 def test_what_is_not_acknowledged_is_sent_again_until_the_delivery_timeout():
     cluster = OneBroker(ErrorCode.NOT_LEADER_OR_FOLLOWER, delivery_timeout_ms=50, request_timeout_ms=50)
-    sender = cluster.sender()
-    sender.send("t", batches(10))
     with pytest.raises(DeadlineExceededError, match="NOT_LEADER_OR_FOLLOWER"):
-        sender.flush()
+        acknowledged(cluster, 10)
     assert len(cluster.connection.sizes) > 1
 
 
@@ -123,10 +114,8 @@ def test_what_a_broker_says_of_too_few_replicas_is_kept(monkeypatch, caplog):
     monkeypatch.setattr(retries, "_SILENCE_S", 0.0)
     cluster = OneBroker(ErrorCode.NOT_ENOUGH_REPLICAS, delivery_timeout_ms=50, request_timeout_ms=50)
     cluster.connection.message = "Unable to verify the partition has been added to the transaction."
-    sender = cluster.sender()
-    sender.send("t", batches(10))
     with pytest.raises(DeadlineExceededError, match="Unable to verify the partition"):
-        sender.flush()
+        acknowledged(cluster, 10)
     assert caplog.text.count("Unable to verify the partition") == 1
 
 
@@ -142,8 +131,7 @@ def test_nothing_more_is_sent_on_a_connection_whose_session_nears_its_end_and_no
     sender.flush()
     assert (first.sizes, cluster.connection.sizes) == ([[900], [900]], [[901]])
     assert not first._waiting  # what was on its way was waited for
-    assert cluster.given_back == [first]
-    assert sender.written["t", 0].records == 3
+    assert (cluster.given_back, sender.written["t", 0].records) == ([first], 3)
 
 
 def test_nor_does_one_that_ends_in_a_failure_stay_on_loan(monkeypatch):
@@ -157,24 +145,18 @@ def test_nor_does_one_that_ends_in_a_failure_stay_on_loan(monkeypatch):
 
     monkeypatch.setattr(cluster, "back_off", next_session)
     monkeypatch.setattr(cluster, "invalidate", lambda _: setattr(cluster.connection, "usable", False))  # while it is judged
-    sender = cluster.sender()
-    sender.send("t", batches(10))
-    sender.flush()
-    assert len(ended) == 5
-    assert cluster.given_back == ended
+    acknowledged(cluster, 10)
+    assert (len(ended), cluster.given_back) == (5, ended)
 
 
-class StoppedTime:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
+def stopped_time() -> SimpleNamespace:
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    return clock
 
 
 def test_rows_that_trickle_do_not_use_up_the_delivery_timeout(monkeypatch):
     """findings: Sinks 8. The time counted from the last acknowledgement: the first passing error after a pause was the end."""
-    clock, cluster = StoppedTime(), OneBroker(delivery_timeout_ms=120_000)
+    clock, cluster = stopped_time(), OneBroker(delivery_timeout_ms=120_000)
     monkeypatch.setattr(produce, "time", clock)
     sender = cluster.sender()
     sender.send("t", batches(10))
@@ -187,12 +169,11 @@ def test_rows_that_trickle_do_not_use_up_the_delivery_timeout(monkeypatch):
     sender.send("t", batches(10))
     cluster.connection.code, failures[:] = ErrorCode.NOT_LEADER_OR_FOLLOWER, [ErrorCode.NONE]
     sender.flush()
-    assert failures == []
-    assert sender.written["t", 0].records == 2
+    assert (failures, sender.written["t", 0].records) == ([], 2)
 
 
 def test_nor_does_the_time_in_which_the_rows_are_made(monkeypatch):
-    clock, cluster = StoppedTime(), OneBroker(max_request_size=1000, delivery_timeout_ms=120_000)
+    clock, cluster = stopped_time(), OneBroker(max_request_size=1000, delivery_timeout_ms=120_000)
     monkeypatch.setattr(produce, "time", clock)
     sender = cluster.sender()
     sender.send("t", batches(1000))
@@ -205,7 +186,7 @@ def test_nor_does_the_time_in_which_the_rows_are_made(monkeypatch):
 
 
 def test_the_delivery_timeout_counts_all_waiting_since_the_last_acknowledgement(monkeypatch):
-    clock, cluster = StoppedTime(), OneBroker(ErrorCode.NOT_LEADER_OR_FOLLOWER, delivery_timeout_ms=120_000)
+    clock, cluster = stopped_time(), OneBroker(ErrorCode.NOT_LEADER_OR_FOLLOWER, delivery_timeout_ms=120_000)
     monkeypatch.setattr(produce, "time", clock)
     monkeypatch.setattr(cluster, "back_off", lambda *_: setattr(clock, "now", clock.now + 50))
     sender = cluster.sender()

@@ -23,16 +23,11 @@ class Tokens:
 OAUTH = SaslConfig(mechanism="OAUTHBEARER", token_provider=Tokens())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "wanted_ms"),
-    [
-        ({}, 900_000),
-        ({"properties": {"transaction.timeout.ms": "7000"}}, 7000),
-        ({"properties": {"Transaction.Timeout.MS": "7000"}}, 7000),
-        ({"transaction_timeout_ms": 8000}, 8000),
-        ({"transaction_timeout_ms": 8000, "properties": {"transaction.timeout.ms": "8000"}}, 8000),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "wanted_ms"), [
+    ({}, 900_000), ({"properties": {"transaction.timeout.ms": "7000"}}, 7000),
+    ({"properties": {"Transaction.Timeout.MS": "7000"}}, 7000), ({"transaction_timeout_ms": 8000}, 8000),
+    ({"transaction_timeout_ms": 8000, "properties": {"transaction.timeout.ms": "8000"}}, 8000),
+])  # fmt: skip
 def test_the_transaction_timeout_is_the_arguments_else_the_propertys_else_15_minutes(arguments, wanted_ms):
     assert KafkaSink(NOBODY, **arguments).config.transaction_timeout_ms == wanted_ms
 
@@ -45,39 +40,29 @@ def test_a_delivery_has_the_limit_that_was_set_and_none_otherwise():
 
 
 REFUSED = {
-    "two timeouts": (
-        {"transaction_timeout_ms": 1, "properties": {"transaction.timeout.ms": "2"}},
-        r"^transaction_timeout_ms=1 contradicts the property transaction.timeout.ms='2'; give only transaction_timeout_ms$",
-    ),
+    "two timeouts": ({"transaction_timeout_ms": 1, "properties": {"transaction.timeout.ms": "2"}},
+        r"^transaction_timeout_ms=1 contradicts the property transaction.timeout.ms='2'; give only transaction_timeout_ms$"),
     "two clusters": ({"properties": {"bootstrap.servers": "other:1"}}, "^bootstrap='nowhere:1' contradicts the property"),
     "a prefix with a dot": ({"transactional_id_prefix": "a.b"}, "letters, digits"),
     "an unknown property": ({"properties": {"compression.typ": "zstd"}}, "did you mean 'compression.type'"),
     "a codec of no process": ({"properties": {"compression.type": "rar"}}, "compression.type must be one of"),
     "a timeout of nothing": ({"transaction_timeout_ms": 0}, "transaction.timeout.ms must be a whole number from 1"),
-    "a delivery that no request can take": (
-        {"properties": {"delivery.timeout.ms": "29999"}},
-        r"^delivery.timeout.ms \(29999\) must not be shorter than request.timeout.ms \(30000\)",
-    ),
+    "a delivery that no request can take": ({"properties": {"delivery.timeout.ms": "29999"}},
+        r"^delivery.timeout.ms \(29999\) must not be shorter than request.timeout.ms \(30000\)"),
     "no properties": ({"properties": None}, "^properties must be a mapping .* not NoneType$"),
     "properties that have no names": ({"properties": {1: "2"}}, "^the names of properties are strings, not 1$"),
     "a topic without a name": ({"topic": ""}, "^topic must be a topic's name"),
     "a topic that no broker takes": ({"topic": "a b"}, "^topic must be a topic's name"),
-    "several topics": (
-        {"topic": ["a", "b"]},
-        r"^topic must be .* not \['a', 'b'\]: one name; rows for several topics have a column",
-    ),
+    "several topics": ({"topic": ["a", "b"]},
+        r"^topic must be .* not \['a', 'b'\]: one name; rows for several topics have a column"),
     "no topic for the lists": ({"commit_topic": None}, "^commit_topic must be a topic's name"),
     "one topic for rows and lists": ({"topic": "t", "commit_topic": "t"}, "^topic and commit_topic are both 't'"),
     "no prefix": ({"transactional_id_prefix": None}, "letters, digits"),
-    "two logins": (
-        {"sasl": OAUTH, "properties": {"sasl.mechanism": "PLAIN"}},
-        "sasl=.* contradicts the property sasl.mechanism",
-    ),
-    "a login without its protocol": (
-        {"sasl": OAUTH, "properties": {"security.protocol": "SSL"}},
-        "needs security.protocol SASL",
-    ),
-}
+    "two logins": ({"sasl": OAUTH, "properties": {"sasl.mechanism": "PLAIN"}},
+        "sasl=.* contradicts the property sasl.mechanism"),
+    "a login without its protocol": ({"sasl": OAUTH, "properties": {"security.protocol": "SSL"}},
+        "needs security.protocol SASL"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED.keys())
@@ -86,11 +71,9 @@ def test_a_contradiction_is_refused_when_it_is_made(arguments, message):
         KafkaSink(NOBODY, **arguments)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{"properties": None}, {"topic": ""}, {"topic": ["a"]}, {"topic": b"a"}],
-    ids=["properties", "empty", "list", "bytes"],
-)
+@pytest.mark.parametrize("arguments", [
+    {"properties": None}, {"topic": ""}, {"topic": ["a"]}, {"topic": b"a"}
+], ids=["properties", "empty", "list", "bytes"])  # fmt: skip
 def test_so_does_the_other_sink(arguments):
     with pytest.raises(UsageError, match=next(iter(arguments))):
         AtLeastOnceKafkaSink(NOBODY, **arguments)

@@ -22,9 +22,11 @@ from headrace.enumerator.errors import CorruptDataError, DataLossError, Deadline
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import Before, Refuse, Rewrite, StoppedClock
 from tests.helpers.isolated import Isolated
-from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows, take_over
+from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows, take_over, values
 
 JOB = "job"
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+UNKNOWN_TOPIC_OR_PARTITION, TOPIC_AUTHORIZATION_FAILED, OPERATION_NOT_ATTEMPTED = 3, 29, 55
 QUICK = {"default.api.timeout.ms": "20000", "request.timeout.ms": "300", "retry.backoff.ms": "20", "retry.backoff.max.ms": "50"}
 
 
@@ -39,10 +41,6 @@ def kafka(request):
 @pytest.fixture
 def sink(kafka):
     return kafka_sink(kafka.bootstrap, "out", "commits")
-
-
-def values(kafka, topic="out"):
-    return sorted(record.value.decode() for record in kafka.records(topic))
 
 
 def recorded_and_killed(sink, handles, epoch=0, job=JOB):
@@ -97,8 +95,7 @@ class TestIsolatedLeader:
         with isolated.heard_by(sink) as restarted:
             committer(restarted, JOB).commit(1, prepared(restarted, JOB, 1, ["1"]))
             assert isolated.is_found_out
-        assert values(kafka) == ["0", "1"]
-        assert ongoing(sink, JOB) == []
+        assert (values(kafka), ongoing(sink, JOB)) == (["0", "1"], [])
 
     def test_nor_is_what_is_recorded_there_aborted_by_a_start_that_only_recovers(self, kafka, sink, isolated):
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
@@ -127,8 +124,7 @@ class TestIsolatedLeader:
         committer(sink, JOB).recover()
         with isolated.heard_by(sink) as restarted:
             committer(restarted, JOB).recover()
-        assert values(kafka) == ["0"]
-        assert ongoing(sink, JOB) == []
+        assert (values(kafka), ongoing(sink, JOB)) == (["0"], [])
 
     def test_records_that_say_nothing_are_no_lists(self, kafka, sink):
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
@@ -138,39 +134,22 @@ class TestIsolatedLeader:
         assert {record.key for record in said} == {b"/"}
         assert list(sink.commit_log().read()) == [sink.names(JOB).key]
 
-    def test_records_that_it_lacks_are_not_taken_for_lost_where_they_are_to_be_copied(self, kafka, sink):
+    @pytest.mark.parametrize("case", ["records", "an outcome", "open to it"])
+    def test_what_it_lacks_is_not_taken_for_lost_nor_unknown_for_good_nor_waited_for_without_end(self, kafka, sink, case):
         """One OFFSET_OUT_OF_RANGE was a DataLossError, which advises to accept the loss of records that are there."""
         isolated = Isolated(kafka, "out", "Fetch")
         isolated.cut_off()
-        committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
-        recorded_and_killed(sink, handles := prepared(sink, JOB, 1, ["1"]), epoch=1)
+        epoch = 0 if case == "open to it" else 1
+        if epoch:
+            committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+        recorded_and_killed(sink, handles := prepared(sink, JOB, epoch, [str(epoch)]), epoch=epoch)
+        if case == "an outcome":
+            assert sink.committer(JOB).end(handles[0]) is Outcome.COMMITTED
         take_over(sink, handles[0])
         with isolated.heard_by(sink) as restarted:
             committer(restarted, JOB).recover()
             assert isolated.is_found_out
-        assert values(kafka) == ["0", "1"]
-
-    def test_nor_is_an_outcome_that_it_lacks_unknown_for_good(self, kafka, sink):
-        isolated = Isolated(kafka, "out", "Fetch")
-        isolated.cut_off()
-        committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
-        recorded_and_killed(sink, handles := prepared(sink, JOB, 1, ["1"]), epoch=1)
-        assert sink.committer(JOB).end(handles[0]) is Outcome.COMMITTED
-        take_over(sink, handles[0])
-        with isolated.heard_by(sink) as restarted:
-            committer(restarted, JOB).recover()
-            assert isolated.is_found_out
-        assert values(kafka) == ["0", "1"]
-
-    def test_nor_is_one_that_is_open_to_it_waited_for_without_end(self, kafka, sink):
-        isolated = Isolated(kafka, "out", "Fetch")
-        isolated.cut_off()
-        recorded_and_killed(sink, handles := prepared(sink, JOB, 0, ["0"]))
-        take_over(sink, handles[0])
-        with isolated.heard_by(sink) as restarted:
-            committer(restarted, JOB).recover()
-            assert isolated.is_found_out
-        assert values(kafka) == ["0"]
+        assert values(kafka) == [str(each) for each in range(epoch + 1)]
 
 
 class TestNames:
@@ -188,8 +167,7 @@ class TestNames:
             handles = prepared(sink, JOB, epoch, ["a"], ["b"], number=epoch)
             used |= {handle.transactional_id for handle in handles}
             committer(sink, JOB).commit(epoch, handles)
-        assert len(used) == 4
-        assert ongoing(sink, JOB) == []
+        assert (len(used), ongoing(sink, JOB)) == (4, [])
 
 
 class TestStragglers:
@@ -204,8 +182,7 @@ class TestStragglers:
         writer.write(rows(["second"], partition=pa.array([1], pa.int32())))
         with pytest.raises(BrokerError):
             writer.prepare()
-        assert ongoing(sink, JOB) == []
-        assert kafka.offsets("two", 1)[1] == kafka.offsets("two", 1)[2]
+        assert (ongoing(sink, JOB), kafka.offsets("two", 1)[1]) == ([], kafka.offsets("two", 1)[2])
         assert values(kafka, "two") == []
 
     def test_kafka_14053_a_produce_that_an_abort_has_overtaken_is_not_written(self, kafka, sink):
@@ -217,9 +194,8 @@ class TestStragglers:
         writer.abort()
         sender = transactional_sender(sink.cluster(), Transactions(sink.cluster()), late, writer._protocol)
         sender._before_first = lambda _: None  # it was added before the abort
-        encoder = RecordEncoder(
-            1, producer_id=late.producer_id, producer_epoch=late.epoch, transactional=True, first_sequences={0: 1}
-        )
+        producer = {"producer_id": late.producer_id, "producer_epoch": late.epoch, "transactional": True}
+        encoder = RecordEncoder(1, **producer, first_sequences={0: 1})
         encoded = [*encoder.append(rows(["late"]), 0), *encoder.flush()]
         sender.send("out", [OutBatch(batch.partition, batch.data, batch.records) for batch in encoded])
         with closing(sender), pytest.raises(BrokerError):
@@ -236,8 +212,7 @@ class TestStragglers:
         loser.write(rows(["a"]))
         with pytest.raises(StateError, match="is committed or aborted already"):
             loser.prepare()
-        assert ongoing(sink, job) == []
-        assert values(kafka) == ["a"]
+        assert (ongoing(sink, job), values(kafka)) == ([], ["a"])
 
     def test_nor_does_one_that_was_open_when_the_write_was_committed(self, kafka, sink):
         job = one_off_job()
@@ -250,8 +225,7 @@ class TestStragglers:
         driver.forget()
         with pytest.raises(HeadraceError):
             loser.prepare()
-        assert ongoing(sink, job) == []
-        assert values(kafka) == ["a"]
+        assert (ongoing(sink, job), values(kafka)) == ([], ["a"])
 
     def test_recovery_cleans_up_its_own_stragglers_before_it_asks_the_log(self, kafka):
         """findings: Sinks 17. The last stable offset was at a straggler, and recovery waited for it until it gave up."""
@@ -295,11 +269,14 @@ class TestTimeLeft:
         committer(sink, JOB).commit(0, (replace(handle, started_ms=handle.started_ms + 1000 * wrong_s),))
         assert sink.recorded_epochs() == {JOB: 0}
 
-    @pytest.mark.parametrize("handles", [40], indirect=True)
-    def test_a_timeout_that_is_nearly_used_up_is_warned_of(self, handles, caplog):
+    @pytest.mark.parametrize(("handles", "said"), [
+        (40, "open for 40 s of its 60"), (3600, "the clocks of this machine and of the brokers differ by minutes"),
+    ], indirect=["handles"], ids=["nearly used up", "over, so that clocks differ"])  # fmt: skip
+    def test_a_timeout_that_is_nearly_used_up_or_over_is_warned_of_and_committed(self, handles, caplog, said):
         sink, prepared_ones = handles
         committer(sink, JOB).commit(0, prepared_ones)
-        assert "open for 40 s of its 60" in caplog.text
+        assert said in caplog.text
+        assert sink.recorded_epochs() == {JOB: 0}
 
     @pytest.mark.parametrize("handles", [57], indirect=True)
     def test_one_that_is_all_but_used_up_fails_the_epoch_before_it_is_recorded(self, handles):
@@ -307,13 +284,6 @@ class TestTimeLeft:
         with pytest.raises(DeadlineExceededError, match=r"has [23] s left of its 60"):
             committer(sink, JOB).commit(0, prepared_ones)
         assert sink.recorded_epochs() == {}
-
-    @pytest.mark.parametrize("handles", [3600], indirect=True)
-    def test_one_that_is_open_though_its_time_is_over_shows_that_clocks_differ_and_is_committed(self, handles, caplog):
-        sink, prepared_ones = handles
-        committer(sink, JOB).commit(0, prepared_ones)
-        assert "the clocks of this machine and of the brokers differ by minutes" in caplog.text
-        assert sink.recorded_epochs() == {JOB: 0}
 
 
 class TestSpeed:
@@ -332,24 +302,18 @@ class TestSpeed:
 
         ends = kafka.fault("EndTxn", Before(arrive), times=None, when=lambda request: request.transactional_id in tasks)
         committer(sink, JOB).commit(0, handles)
-        assert ends.fired == 40
-        assert max(most) == 16
-        assert values(kafka) == [f"{task:02}" for task in range(40)]
+        assert (ends.fired, max(most), values(kafka)) == (40, 16, [f"{task:02}" for task in range(40)])
 
     def test_one_that_fails_leaves_the_others_committed_and_a_restart_completes_the_epoch(self, kafka, sink):
         handles = prepared(sink, JOB, 0, ["a"], ["b"], ["c"])
         middle = handles[1].transactional_id
-        kafka.fault(
-            "EndTxn", Refuse(TRANSACTIONAL_ID_AUTHORIZATION_FAILED), when=lambda request: request.transactional_id == middle
-        )
+        refused = Refuse(TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        kafka.fault("EndTxn", refused, when=lambda request: request.transactional_id == middle)
         with pytest.raises(RefusedByBrokerError):
             committer(sink, JOB).commit(0, handles)
         assert ongoing(sink, JOB) == [middle]
         committer(sink, JOB).recover()
         assert values(kafka) == ["a", "b", "c"]
-
-
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
 
 
 class TestErrors:
@@ -360,8 +324,7 @@ class TestErrors:
         passing = kafka.fault("AddPartitionsToTxn", Rewrite(codes(OPERATION_NOT_ATTEMPTED, UNKNOWN_TOPIC_OR_PARTITION)))
         sink = kafka_sink(kafka.bootstrap, "two", "commits")
         committer(sink, JOB).commit(0, to_both(sink))
-        assert passing.fired == 1
-        assert values(kafka, "two") == ["a" * 30, "b" * 30, "c" * 30]
+        assert (passing.fired, values(kafka, "two")) == (1, ["a" * 30, "b" * 30, "c" * 30])
 
     def test_and_the_one_that_is_refused_is_named(self, kafka):
         kafka.set_transaction_version(1)
@@ -382,8 +345,7 @@ class TestErrors:
         kafka.delete_records("two", 1, before=1)
         with pytest.raises(DataLossError, match="two-1"):
             committer(sink, JOB).recover()
-        assert ongoing(sink, JOB) == []
-        assert values(kafka, "two") == ["behind"]
+        assert (ongoing(sink, JOB), values(kafka, "two")) == ([], ["behind"])
 
 
 def one_bit_of(value):
@@ -413,15 +375,13 @@ class TestDamageOnTheWay:
         """It was sealed with its own checksum, whatever had come, and `amount=9000` was committed."""
         spoilt = kafka.fault("Fetch", Rewrite(one_bit_of(b"1000")), times=1, when=self.timed_out(kafka, sink))
         committer(sink, JOB).recover()
-        assert values(kafka) == ["amount=1000"]
-        assert spoilt.fired == 1
+        assert (values(kafka), spoilt.fired) == (["amount=1000"], 1)
 
     def test_what_is_damaged_in_the_log_is_not_copied(self, kafka, sink):
         spoilt = kafka.fault("Fetch", Rewrite(one_bit_of(b"1000")), times=None, when=self.timed_out(kafka, sink))
         with pytest.raises(CorruptDataError, match=r"out-.*offset 0.*checksum"):
             committer(sink, JOB).recover()
-        assert values(kafka) == []
-        assert spoilt.fired == 2
+        assert (values(kafka), spoilt.fired) == ([], 2)
 
 
 def brought_nothing(topic):
@@ -444,8 +404,7 @@ class TestNewLeader:
         topic = sink.cluster().topic_id("out")
         nothing = kafka.fault("Fetch", Rewrite(brought_nothing(topic)), nth=2, times=2, when=lambda asked: asks(asked, topic))
         committer(sink, JOB).recover()
-        assert values(kafka) == ["a"]
-        assert nothing.fired == 2
+        assert (values(kafka), nothing.fired) == (["a"], 2)
 
     def test_nor_does_it_end_the_reading_of_the_lists(self, kafka, sink):
         recorded_and_killed(sink, prepared(sink, JOB, 0, ["a"]))
@@ -453,15 +412,11 @@ class TestNewLeader:
         topic = other.cluster().topic_id("commits")
         nothing = kafka.fault("Fetch", Rewrite(brought_nothing(topic)), times=2, when=lambda asked: asks(asked, topic))
         committer(other, JOB).recover()
-        assert values(kafka) == ["a"]
-        assert nothing.fired == 2
+        assert (values(kafka), nothing.fired) == (["a"], 2)
 
 
 def asks(request, topic):
     return any(item.topic_id == topic for item in request.topics)
-
-
-UNKNOWN_TOPIC_OR_PARTITION, TOPIC_AUTHORIZATION_FAILED, OPERATION_NOT_ATTEMPTED = 3, 29, 55
 
 
 def codes(*wanted):
@@ -494,24 +449,22 @@ class TestSmallTopics:
                 transaction.write(rows(wanted[start : start + 500], key=wanted[start : start + 500]))
             handle = transaction.prepare()
         committer(sink, JOB).commit(0, (handle,))
-        assert handle.records == 2000
-        assert values(kafka, "small") == wanted
+        assert (handle.records, values(kafka, "small")) == (2000, wanted)
         for partition in range(2):
-            assert in_order(kafka.records("small", partition))
+            found = [record.value for record in kafka.records("small", partition)]
+            assert found == sorted(found)
 
     def test_headers_timestamps_and_nulls_stay_what_they_were(self, kafka):
         kafka.create_topic("small", configs={"max.message.bytes": "200"})
         sink = KafkaSink(kafka.bootstrap, topic="small", commit_topic="commits")
         headers = [[{"key": f"h{number}", "value": None}, {"key": "", "value": b"x"}] for number in range(20)]
         times = pa.array([1_700_000_000_000 + 86_400_000 * (number % 3) for number in range(20)], pa.timestamp("ms", "UTC"))
-        data = pa.RecordBatch.from_pydict(
-            {
-                "value": pa.array([None if number % 4 == 0 else b"%d" % number for number in range(20)], pa.binary()),
-                "key": pa.array([None if number % 5 == 0 else b"k" for number in range(20)], pa.binary()),
-                "headers": pa.array(headers, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-                "timestamp": times,
-            }
-        )
+        data = pa.RecordBatch.from_pydict({
+            "value": pa.array([None if number % 4 == 0 else b"%d" % number for number in range(20)], pa.binary()),
+            "key": pa.array([None if number % 5 == 0 else b"k" for number in range(20)], pa.binary()),
+            "headers": pa.array(headers, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+            "timestamp": times,
+        })  # fmt: skip
         with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
             transaction.write(data)
             committer(sink, JOB).commit(0, (transaction.prepare(),))
@@ -526,13 +479,7 @@ class TestSmallTopics:
         sink = KafkaSink(kafka.bootstrap, topic="small", commit_topic="commits")
         with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
             transaction.write(rows(["x", "y" * 300, "z"]))
-            with pytest.raises(
-                InvalidForBrokerError, match=r"small-0: the broker answered MESSAGE_TOO_LARGE .*max\.message\.bytes"
-            ):
+            message = r"small-0: the broker answered MESSAGE_TOO_LARGE .*max\.message\.bytes"
+            with pytest.raises(InvalidForBrokerError, match=message):
                 transaction.prepare()
         assert ongoing(sink, JOB) == []
-
-
-def in_order(records):
-    values = [record.value for record in records]
-    return values == sorted(values)

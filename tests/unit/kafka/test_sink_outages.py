@@ -11,6 +11,7 @@ import time
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -42,11 +43,16 @@ from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamW
 from headrace.testing import FakeKafka
 from headrace.testing.fake_kafka import Before, CutAfter, CutBefore, Refuse, Rewrite
 from headrace.testing.fake_kafka.state.brokers import coordinator_partition
-from tests.helpers.sink_rig import ongoing, prepared, rows
+from tests.helpers.sink_rig import ongoing, prepared, rows, values
 
 JOB = "job"
 QUICK = {"retry.backoff.ms": "10", "retry.backoff.max.ms": "20", "reconnect.backoff.max.ms": "50"}
 LONGEST_S = 20.0
+STATE_TOPIC = "__transaction_state"
+TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED = 29, 31
+PRODUCER_FENCED, TRANSACTION_ABORTABLE = 90, 120
+UNKNOWN_SERVER_ERROR, LEADER_NOT_AVAILABLE = -1, 5
+NOT_ENOUGH_REPLICAS, COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION = 19, 14, 15, 3
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -75,8 +81,17 @@ def sink_of(kafka, **properties):
     return KafkaSink(kafka.bootstrap, topic="out", properties={**QUICK, **properties}, commit_topic="commits")
 
 
-def values(kafka, topic="out"):
-    return sorted(record.value.decode() for record in kafka.records(topic))
+def writing(sink, flushed=False):
+    """A transaction with one row, that is in the log when it is flushed."""
+    transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+    transaction.write(rows(["a"]))
+    if flushed:
+        transaction._rows.flush(transaction._sender)
+    return transaction
+
+
+def commit(sink, *handles):
+    JobCommitter(JOB, sink.committer(JOB)).commit(0, handles)
 
 
 @contextmanager
@@ -112,6 +127,20 @@ def settle(outcome, call):
         outcome.set_exception(error)
 
 
+def waiting_for_brokers(call, caplog):
+    """What the call comes to later; it waits for brokers now, and has said so."""
+    found = Future()
+    threading.Thread(target=settle, args=(found, call), daemon=True).start()
+    wait_for(lambda: "trying on" in caplog.text or found.done(), "no process waits")
+    assert not found.done()
+    return found
+
+
+def said_while_waiting(caplog):
+    (said,) = [record.message for record in caplog.records if "trying on" in record.message]
+    return said
+
+
 class Outage:
     """All brokers go away at one moment of a write, and come back when another process has said so."""
 
@@ -125,11 +154,7 @@ class Outage:
         return committer
 
     def _before(self, step, call):
-        def away(*given):
-            self.at(step)
-            return call(*given)
-
-        return away
+        return lambda *given: (self.at(step), call(*given))[1]
 
     def at(self, moment):
         if moment == self._moment and self._waiting is None:
@@ -165,28 +190,24 @@ class TestRidingOut:
         outage.at("prepare")
         driver.commit(0, [transaction.prepare()])
         outage.over()
-        assert values(kafka) == ["a"]
-        assert caplog.text.count("trying on") == 1
-        assert caplog.text.count("the brokers answer again") == 1
+        said = [caplog.text.count(words) for words in ("trying on", "the brokers answer again")]
+        assert (values(kafka), said) == (["a"], [1, 1])
 
     def test_an_outage_between_the_last_acknowledgement_and_the_handle_is_ridden_out(self, kafka, sink, caplog, monkeypatch):
         """The ids of topics were looked up without another try."""
-        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
-        transaction.write(rows(["a"]))
-        transaction._rows.flush(transaction._sender)
+        transaction = writing(sink, flushed=True)
         sink.cluster().invalidate("out")
         outage = Outage(kafka, "handle", caplog, monkeypatch)
         threading.Event().wait(0.02)  # what was just looked up is not looked up again
         outage.at("handle")
         handle = transaction.prepare()
         outage.over()
-        JobCommitter(JOB, sink.committer(JOB)).commit(0, [handle])
+        commit(sink, handle)
         assert values(kafka) == ["a"]
 
     def test_a_coordinator_that_has_moved_is_looked_up_again_while_partitions_are_added(self, kafka, sink):
         """findings: an attacker's coord. The old one is there, and answers NOT_COORDINATOR as long as it is asked."""
-        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
-        transaction.write(rows(["a"]))
+        transaction = writing(sink)
         name = transaction._producer.transactional_id
         partition = ("__transaction_state", coordinator_partition(name))
         old, _ = kafka.leader(*partition)
@@ -198,15 +219,13 @@ class TestRidingOut:
             Transactions(sink.cluster()).describe([name])
         handle = ended(transaction.prepare)
         assert asked.fired == 1
-        JobCommitter(JOB, sink.committer(JOB)).commit(0, [handle])
+        commit(sink, handle)
         assert values(kafka) == ["a"]
 
     def test_a_partition_without_a_leader_ends_the_write_when_its_transaction_has_timed_out(self, kafka):
         """findings: an attacker's nl1 and nl2. Its only replica is gone; nothing is answered that would tell of the timeout."""
         sink = KafkaSink(kafka.bootstrap, topic="out", properties=QUICK, commit_topic="commits", transaction_timeout_ms=100)
-        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
-        transaction.write(rows(["a"]))
-        transaction._rows.flush(transaction._sender)
+        transaction = writing(sink, flushed=True)
         transaction.write(rows(["b"]))
         leaderless = kafka.fault("Metadata", Rewrite(without_leader), times=None)
         sink.cluster().invalidate("out")
@@ -217,9 +236,7 @@ class TestRidingOut:
         assert leaderless.fired
 
     def test_one_that_its_coordinator_still_has_open_continues(self, kafka, sink):
-        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
-        transaction.write(rows(["a"]))
-        transaction._rows.flush(transaction._sender)
+        transaction = writing(sink, flushed=True)
         transaction.write(rows(["b"]))
         transaction._sender._lifetime._ends = time.monotonic()  # by our clock, which is fast
         busy = kafka.fault("Produce", Refuse(NOT_ENOUGH_REPLICAS, "out"), times=3)
@@ -237,22 +254,19 @@ class TestRidingOut:
             ended(lambda: prepared(sink, JOB, 0, ["a"]))
         assert refused.fired > 1
 
-    def test_a_limit_for_calls_is_one_for_deliveries_and_no_request_is_cut_short_by_it(self):
-        def longest_ms(**properties):
-            return ClientConfig.from_properties({"bootstrap.servers": "a:1", **properties}).longest_delivery_ms
-
-        assert longest_ms() is None
-        assert longest_ms(**{"default.api.timeout.ms": "60000"}) == 60_000
-        assert longest_ms(**{"default.api.timeout.ms": "3000", "request.timeout.ms": "5000"}) == 5000
-        assert longest_ms(**{"default.api.timeout.ms": "3000", "delivery.timeout.ms": "90000"}) == 90_000
-        assert longest_ms(**{"delivery.timeout.ms": "90000"}) == 90_000
+    @pytest.mark.parametrize(("properties", "longest_ms"), [
+        ({}, None), ({"default.api.timeout.ms": "60000"}, 60_000), ({"delivery.timeout.ms": "90000"}, 90_000),
+        ({"default.api.timeout.ms": "3000", "request.timeout.ms": "5000"}, 5000),
+        ({"default.api.timeout.ms": "3000", "delivery.timeout.ms": "90000"}, 90_000),
+    ])  # fmt: skip
+    def test_a_limit_for_calls_is_one_for_deliveries_and_no_request_is_cut_short_by_it(self, properties, longest_ms):
+        config = ClientConfig.from_properties({"bootstrap.servers": "a:1", **properties})
+        assert config.longest_delivery_ms == longest_ms
 
     @pytest.mark.parametrize("limit", ["default.api.timeout.ms", "delivery.timeout.ms"])
     def test_a_delivery_ends_at_the_limit_that_was_set(self, kafka, limit):
         """findings: an attacker's R. The leader is there and takes nothing: no call fails, and only a delivery waits."""
-        sink = sink_of(kafka, **{limit: "600", "request.timeout.ms": "500"})
-        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
-        transaction.write(rows(["a"]))
+        transaction = writing(sink_of(kafka, **{limit: "600", "request.timeout.ms": "500"}))
         kafka.fault("Produce", Refuse(NOT_ENOUGH_REPLICAS, "out"), times=None)
         with pytest.raises(DeadlineExceededError, match="NOT_ENOUGH_REPLICAS"):
             transaction.prepare()
@@ -260,46 +274,28 @@ class TestRidingOut:
     @pytest.mark.parametrize("may_ask", [True, False])
     def test_who_waits_for_replicas_is_reported_how_many_there_are_and_have_to_be(self, kafka, monkeypatch, caplog, may_ask):
         """It said NOT_ENOUGH_REPLICAS and nothing else, for as long as it took."""
-        monkeypatch.setattr(produce, "_SHORT_GRACE_S", 0.05)
-        kafka.create_topic("three", replicas=3, configs={"min.insync.replicas": "3"})
-        sink = replace(sink_of(kafka), topic="three")
-        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
-        transaction.write(rows(["a"]))
+        transaction, follower = to_three_replicas(kafka, monkeypatch)
         if not may_ask:
             kafka.fault("DescribeConfigs", Refuse(TOPIC_AUTHORIZATION_FAILED), times=None)
         asked = kafka.fault("DescribeConfigs", Before(lambda: None), times=None)
-        leader, _ = kafka.leader("three", 0)
-        name = transaction._producer.transactional_id
-        spared = {leader, kafka.leader("__transaction_state", coordinator_partition(name))[0]}
-        away = next(broker for broker in kafka.brokers if broker not in spared)
-        kafka.stop_broker(away)
-        found = Future()
-        threading.Thread(target=lambda: settle(found, transaction.prepare)).start()
-        wait_for(lambda: "trying on" in caplog.text, "no process waits")
-        kafka.start_broker(away)
+        kafka.stop_broker(follower)
+        found = waiting_for_brokers(transaction.prepare, caplog)
+        kafka.start_broker(follower)
         assert found.result(LONGEST_S) is not None
-        (settings,) = [record.message for record in caplog.records if "trying on" in record.message]
-        assert ("three-0 has 3 replicas, 2 of them in sync, and min.insync.replicas=3" in settings) is may_ask
-        assert asked.fired == 1
+        said = "three-0 has 3 replicas, 2 of them in sync, and min.insync.replicas=3" in said_while_waiting(caplog)
+        assert (said, asked.fired) == (may_ask, 1)
 
     def test_the_next_outage_is_reported_by_figures_of_its_own(self, kafka, monkeypatch):
         """Those of the first one were kept for as long as the transaction lasted."""
-        monkeypatch.setattr(produce, "_SHORT_GRACE_S", 0.05)
-        kafka.create_topic("three", replicas=3, configs={"min.insync.replicas": "3"})
-        transaction = replace(sink_of(kafka), topic="three").begin(Attempt(JOB, 0, 0, 0))
+        transaction, follower = to_three_replicas(kafka, monkeypatch)
         asked = kafka.fault("DescribeConfigs", Before(lambda: None), times=None)
-        leader, _ = kafka.leader("three", 0)
-        transaction.write(rows(["a"]))
-        name = transaction._producer.transactional_id
-        spared = {leader, kafka.leader("__transaction_state", coordinator_partition(name))[0]}
-        away = next(broker for broker in kafka.brokers if broker not in spared)
         for outage in (1, 2):
-            kafka.stop_broker(away)
+            kafka.stop_broker(follower)
             found = Future()
             flush = functools.partial(transaction._rows.flush, transaction._sender)
             threading.Thread(target=settle, args=(found, flush)).start()
             wait_for(lambda outage=outage: asked.fired == outage, "no process looks")
-            kafka.start_broker(away)
+            kafka.start_broker(follower)
             found.result(LONGEST_S)
             transaction.write(rows(["b"]))
         transaction.abort()
@@ -310,21 +306,17 @@ class TestRidingOut:
         kafka.create_topic("one", replicas=1, configs={"min.insync.replicas": "2"})
         refused = kafka.fault("Produce", Refuse(NOT_ENOUGH_REPLICAS, "one"), times=None)
         sink = replace(sink_of(kafka), topic="one")
-        found = Future()
-        threading.Thread(target=lambda: settle(found, lambda: prepared(sink, JOB, 0, ["a"])), daemon=True).start()
-        wait_for(lambda: "trying on" in caplog.text or found.done(), "no process waits")
+        found = waiting_for_brokers(lambda: prepared(sink, JOB, 0, ["a"]), caplog)
         refused.stop()
-        JobCommitter(JOB, sink.committer(JOB)).commit(0, found.result(LONGEST_S))
+        commit(sink, *found.result(LONGEST_S))
         assert values(kafka, "one") == ["a"]
-        (settings,) = [record.message for record in caplog.records if "trying on" in record.message]
-        assert "one-0 has 1 replicas, 1 of them in sync, and min.insync.replicas=2" in settings
-        assert "before Kafka 3.7 acknowledge no such write until min.insync.replicas of the topic is lowered" in settings
+        said = said_while_waiting(caplog)
+        assert "one-0 has 1 replicas, 1 of them in sync, and min.insync.replicas=2" in said
+        assert "before Kafka 3.7 acknowledge no such write until min.insync.replicas of the topic is lowered" in said
 
     def test_the_limit_of_a_delivery_holds_while_partitions_are_added_too(self, kafka):
         kafka.set_transaction_version(1)
-        sink = sink_of(kafka, **{"delivery.timeout.ms": "600", "request.timeout.ms": "500"})
-        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
-        transaction.write(rows(["a"]))
+        transaction = writing(sink_of(kafka, **{"delivery.timeout.ms": "600", "request.timeout.ms": "500"}))
         refused = kafka.fault("AddPartitionsToTxn", Refuse(COORDINATOR_LOAD_IN_PROGRESS), times=None)
         with pytest.raises(DeadlineExceededError, match="COORDINATOR_LOAD_IN_PROGRESS"):
             transaction.prepare()
@@ -332,12 +324,10 @@ class TestRidingOut:
 
     def test_one_that_outlasts_the_transaction_is_reported_by_what_limits_it(self, kafka, sink, monkeypatch):
         """It was "fenced", as if another producer had taken over."""
-        clock = LateClock()
+        clock = SimpleNamespace(late_s=0, time_ns=lambda: time.time_ns() + clock.late_s * 10**9)
         for module in (transaction_module, committer_module):
             monkeypatch.setattr(module, "time", clock)
-        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
-        transaction.write(rows(["a"]))
-        transaction._rows.flush(transaction._sender)
+        transaction = writing(sink, flushed=True)
         (handle,) = prepared(sink, JOB, 0, ["b"], number=1)
         clock.late_s = 1000
         kafka.clock.advance(1000)
@@ -345,41 +335,37 @@ class TestRidingOut:
         with pytest.raises(DeadlineExceededError, match=r"timed out after 10\d\d s.* 900 s here \(transaction\.timeout\.ms\)"):
             transaction.prepare()
         with pytest.raises(DeadlineExceededError, match=r"transaction\.max\.timeout\.ms, by default 15 minutes"):
-            JobCommitter(JOB, sink.committer(JOB)).commit(0, [handle])
+            commit(sink, handle)
 
     def test_one_that_outlasts_what_was_prepared_is_fixed_by_the_drivers_next_start(self, kafka, sink):
         """It ended a supervised job of Spark for good, as one whose checkpoint cannot be used."""
         handles = prepared(sink, JOB, 0, ["a"])
         kafka.clock.advance(1000)
         with pytest.raises(DeadlineExceededError, match="not prepared: it timed out") as raised:
-            JobCommitter(JOB, sink.committer(JOB)).commit(0, handles)
+            commit(sink, *handles)
         assert end_by(raised.value).ending is Ending.FAILED
-        JobCommitter(JOB, sink.committer(JOB)).commit(0, prepared(sink, JOB, 0, ["a"], number=1))
-        assert [record.value for record in kafka.records("out")] == [b"a"]
+        commit(sink, *prepared(sink, JOB, 0, ["a"], number=1))
+        assert values(kafka) == ["a"]
+
+
+def to_three_replicas(kafka, monkeypatch):
+    """A transaction with one row for a topic all of whose replicas have to take it, and a broker that only follows."""
+    monkeypatch.setattr(produce, "_SHORT_GRACE_S", 0.05)
+    kafka.create_topic("three", replicas=3, configs={"min.insync.replicas": "3"})
+    transaction = writing(replace(sink_of(kafka), topic="three"))
+    state = coordinator_partition(transaction._producer.transactional_id)
+    spared = {kafka.leader("three", 0)[0], kafka.leader("__transaction_state", state)[0]}
+    return transaction, next(broker for broker in kafka.brokers if broker not in spared)
 
 
 def without_leader(response):
-    for topic in response.topics:
-        if topic.name == "out":
-            for partition in topic.partitions:
-                partition.leader_id, partition.error_code = -1, LEADER_NOT_AVAILABLE
-
-
-UNKNOWN_SERVER_ERROR, LEADER_NOT_AVAILABLE = -1, 5
-NOT_ENOUGH_REPLICAS, COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION = 19, 14, 15, 3
-
-
-class LateClock:
-    late_s = 0
-
-    def time_ns(self):
-        return time.time_ns() + self.late_s * 10**9
+    for partition in (each for topic in response.topics if topic.name == "out" for each in topic.partitions):
+        partition.leader_id, partition.error_code = -1, LEADER_NOT_AVAILABLE
 
 
 class TestDeletedTopic:
     def test_a_topic_that_is_deleted_while_it_is_written_to_ends_the_write(self, kafka, sink):
-        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
-        transaction.write(rows(["a"]))
+        transaction = writing(sink)
         kafka.delete_topic("out")
         with pytest.raises(UnknownTopicError, match="'out-0'"):
             transaction.prepare()
@@ -387,15 +373,12 @@ class TestDeletedTopic:
 
     def test_one_that_a_broker_does_not_know_for_a_while_does_not(self, kafka, sink):
         api = "AddPartitionsToTxn" if kafka_version(sink) == 1 else "Produce"
-        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
-        transaction.write(rows(["a"]))
+        transaction = writing(sink)
         unknown = kafka.fault(api, Refuse(UNKNOWN_TOPIC_OR_PARTITION, "out"), times=6)
         flaps = kafka.flap_metadata("out", [None, 1, None, 1])
-        handle = transaction.prepare()
-        JobCommitter(JOB, sink.committer(JOB)).commit(0, [handle])
-        assert unknown.fired == 6
+        commit(sink, transaction.prepare())
         assert flaps[0].fired
-        assert values(kafka) == ["a"]
+        assert (unknown.fired, values(kafka)) == (6, ["a"])
 
     def test_a_commit_topic_that_is_deleted_before_its_settings_are_looked_at_is_not_waited_for(self, kafka, sink):
         """findings: an attacker's policy."""
@@ -410,9 +393,6 @@ class TestDeletedTopic:
         with pytest.raises(UnknownTopicError, match="'commits'"):
             ended(sink.committer(JOB).fence)
         assert asked.fired
-
-
-STATE_TOPIC, TOPIC_AUTHORIZATION_FAILED = "__transaction_state", 29
 
 
 def get_an_answer(sink):
@@ -457,12 +437,9 @@ class TestFirstContact:
     def test_one_that_had_one_is_waited_for(self, kafka, sink, caplog):
         JobCommitter(JOB, sink.committer(JOB)).recover()
         lost = kafka.fault("FindCoordinator", Refuse(COORDINATOR_NOT_AVAILABLE), times=None)
-        waiting = threading.Thread(target=Transactions(sink.cluster()).describe, args=(["another"],))
-        waiting.start()
-        wait_for(lambda: "trying on" in caplog.text, "no process waits")
+        found = waiting_for_brokers(lambda: Transactions(sink.cluster()).describe(["another"]), caplog)
         lost.stop()
-        waiting.join(LONGEST_S)
-        assert not waiting.is_alive()
+        found.result(LONGEST_S)
 
     def test_so_is_one_that_others_had_though_this_process_has_found_none(self, kafka, sink, caplog):
         """A new task in the outage of its coordinator alone: "there never is one" was said after a minute."""
@@ -470,9 +447,7 @@ class TestFirstContact:
         lost = kafka.fault("FindCoordinator", Refuse(COORDINATOR_NOT_AVAILABLE), times=None)
         task = sink_of(kafka, **{"client.id": "task"})
         task.reached()
-        found = Future()
-        threading.Thread(target=lambda: settle(found, lambda: prepared(task, JOB, 0, ["a"]))).start()
-        wait_for(lambda: "trying on" in caplog.text, "no process waits")
+        found = waiting_for_brokers(lambda: prepared(task, JOB, 0, ["a"]), caplog)
         threading.Event().wait(0.2)
         lost.stop()
         assert len(found.result(LONGEST_S)) == 1
@@ -482,13 +457,10 @@ class TestFirstContact:
         lost = kafka.fault("FindCoordinator", Refuse(COORDINATOR_NOT_AVAILABLE), times=None)
         hidden = kafka.fault("Metadata", Refuse(TOPIC_AUTHORIZATION_FAILED, STATE_TOPIC), times=None, when=asks_for_state)
         get_an_answer(sink)
-        waiting = threading.Thread(target=Transactions(sink.cluster()).describe, args=(["one"],))
-        waiting.start()
-        wait_for(lambda: "trying on" in caplog.text, "no process waits")
+        found = waiting_for_brokers(lambda: Transactions(sink.cluster()).describe(["one"]), caplog)
         wait_for(lambda: lost.fired > 10, "no process asks")
         lost.stop()
-        waiting.join(LONGEST_S)
-        assert not waiting.is_alive()
+        found.result(LONGEST_S)
         assert hidden.fired
 
     def test_but_not_for_ever_and_what_would_tell_is_named(self, kafka, monkeypatch):
@@ -519,10 +491,9 @@ class TestFirstContact:
         outage = Outage(kafka, "begin", caplog, monkeypatch)
         outage.at("begin")
         sink.reached()
-        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
-        transaction.write(rows(["a"]))
+        transaction = writing(sink)
         outage.over()
-        JobCommitter(JOB, sink.committer(JOB)).commit(0, [transaction.prepare()])
+        commit(sink, transaction.prepare())
         assert values(kafka) == ["a"]
 
     @pytest.mark.parametrize("reachable", ["nothing", "the bootstrap address"])
@@ -541,8 +512,7 @@ class TestFirstContact:
             ended(lambda: prepared(sink, JOB, 0, ["a"]))
         assert kafka.bootstrap in str(refused.value)
         assert away[0].fired > 1
-        (settings,) = [record.message for record in caplog.records if "trying on" in record.message]
-        assert re.search(why, settings)
+        assert re.search(why, said_while_waiting(caplog))
 
     def test_and_longer_where_a_transaction_may_be(self, monkeypatch):
         monkeypatch.setattr(retries, "_LEAST_VOUCHED_S", 0.0)
@@ -572,11 +542,8 @@ class TestBounded:
 
     def test_it_takes_the_shorter_limit_and_keeps_all_else(self):
         given = {"Default.Api.Timeout.Ms": "120", "request.timeout.ms": "100", "client.id": "me"}
-        for properties, call_ms, delivery_ms in (
-            ({}, 150, 30_000),
-            (given, 120, 120),
-            ({"delivery.timeout.ms": "50000", "request.timeout.ms": "100"}, 150, 150),
-        ):
+        apart = {"delivery.timeout.ms": "50000", "request.timeout.ms": "100"}
+        for properties, call_ms, delivery_ms in (({}, 150, 30_000), (given, 120, 120), (apart, 150, 150)):
             sink = KafkaSink("a:1", topic="out", properties=properties, transaction_timeout_ms=5000)
             config = sink.bounded().config
             assert (config.default_api_timeout_ms, config.longest_delivery_ms) == (call_ms, delivery_ms)
@@ -589,26 +556,17 @@ class TestBounded:
         monkeypatch.setenv("KAFKA_CLIENT", "me")
         (tmp_path / "client").write_text("rack=here\n")
         classes = "org.apache.kafka.common.config.provider."
-        made = sink_of(
-            kafka,
-            **{
-                "config.providers": "env,file",
-                "config.providers.env.class": f"{classes}EnvVarConfigProvider",
-                "config.providers.file.class": f"{classes}FileConfigProvider",
-                "client.id": "${env:KAFKA_CLIENT}",
-                "client.rack": f"${{file:{tmp_path / 'client'}:rack}}",
-            },
-        )
+        made = sink_of(kafka, **{
+            "config.providers": "env,file", "config.providers.env.class": f"{classes}EnvVarConfigProvider",
+            "config.providers.file.class": f"{classes}FileConfigProvider", "client.id": "${env:KAFKA_CLIENT}",
+            "client.rack": f"${{file:{tmp_path / 'client'}:rack}}",
+        })  # fmt: skip
         sent = pickle.dumps(made)
         monkeypatch.delenv("KAFKA_CLIENT")
         (tmp_path / "client").unlink()
         sink = pickle.loads(sent)
-        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
-        transaction.write(rows(["a"]))
-        transaction._rows.flush(transaction._sender)
-        transaction.abort()
-        assert ongoing(sink, JOB) == []
-        assert sink.open_transactions() == {}
+        writing(sink, flushed=True).abort()
+        assert (ongoing(sink, JOB), sink.open_transactions()) == ([], {})
         bounded = sink.bounded().config
         assert (bounded.client_id, bounded.client_rack) == ("me", "here")
 
@@ -625,10 +583,7 @@ class TestBounded:
         assert "now, " in caplog.text
 
     def test_and_so_does_that_of_a_task(self, kafka, caplog):
-        sink = sink_of(kafka, **{"request.timeout.ms": "2000"})
-        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
-        transaction.write(rows(["a"]))
-        transaction._rows.flush(transaction._sender)
+        transaction = writing(sink_of(kafka, **{"request.timeout.ms": "2000"}), flushed=True)
         with away(kafka):
             transaction.abort()
         assert "could not be aborted now" in caplog.text
@@ -641,8 +596,7 @@ class TestListOfTheDriver:
     def test_its_own_timeout_is_not_taken_for_another_driver(self, kafka, sink, caplog, moment):
         driver = JobCommitter(JOB, sink.committer(JOB))
         driver.commit(0, prepared(sink, JOB, 0, ["a"]))
-        handles = prepared(sink, JOB, 1, ["b"])
-        late = Before(lambda: kafka.clock.advance(20))
+        handles, late = prepared(sink, JOB, 1, ["b"]), Before(lambda: kafka.clock.advance(20))
         if moment == "writing":  # the record is taken, its answer is lost, and then everyone is away
             kafka.fault("Produce", CutAfter(), when=is_of_driver(sink))
             kafka.fault("Produce", late, nth=2, when=is_of_driver(sink))
@@ -651,8 +605,7 @@ class TestListOfTheDriver:
         driver.commit(1, handles)
         kafka.check_faults()
         assert "no other driver has done it" in caplog.text
-        assert values(kafka) == ["a", "b"]
-        assert sink.recorded_epochs() == {JOB: 1}
+        assert (values(kafka), sink.recorded_epochs()) == (["a", "b"], {JOB: 1})
 
     def test_nor_is_the_end_of_its_id_which_coordinators_forget_after_a_week(self, kafka, sink):
         driver = JobCommitter(JOB, sink.committer(JOB))
@@ -665,10 +618,10 @@ class TestListOfTheDriver:
     def test_a_list_that_is_there_though_its_write_seemed_to_fail_is_not_written_again(self, kafka, sink):
         driver = JobCommitter(JOB, sink.committer(JOB))
         driver.recover()
-        refused = kafka.fault("EndTxn", Rewrite(fence), when=is_of_driver(sink))  # it was committed all the same
+        fenced = Rewrite(lambda answer: setattr(answer, "error_code", PRODUCER_FENCED))
+        refused = kafka.fault("EndTxn", fenced, when=is_of_driver(sink))  # it was committed all the same
         driver.commit(0, prepared(sink, JOB, 0, ["a"]))
-        assert refused.fired
-        assert values(kafka) == ["a"]
+        assert (refused.fired, values(kafka)) == (1, ["a"])
 
     @pytest.mark.parametrize("progress", ["has taken over", "has recorded", "has timed out"])
     @pytest.mark.parametrize("api", ["Produce", "EndTxn"])
@@ -708,32 +661,21 @@ def is_of_driver(sink):
     return lambda request: request.transactional_id == sink.names(JOB).driver
 
 
-def fence(response):
-    response.error_code = 90
-
-
-TRANSACTION_ABORTABLE = 120
-
-
 class TestCommitLog:
     def test_who_waits_for_an_open_transaction_in_the_commit_topic_holds_up_no_process_who_need_not(self, kafka, sink, caplog):
         """It waited with the lock held, and said so again after every call of any process that succeeded."""
         sink.commit_log().create()
         transactions, producer, sender = hanging_write(sink, "commits")
-        waiting = threading.Thread(target=sink.recorded)
-        waiting.start()
-        wait_for(lambda: "trying on" in caplog.text, "no process waits")
+        found = waiting_for_brokers(sink.recorded, caplog)
         assert "abort --topic commits --partition 0 --start-offset 0` ends it" in caplog.text
         assert f"producer {producer.producer_id}, epoch {producer.epoch}, transactional id 'foreign'" in caplog.text
         assert sink.commit_log().decided() == {}  # it takes the lock
         sink.cluster().brokers()
         threading.Event().wait(0.1)
         transactions.abort(producer, transactions.protocol(), 60_000)
-        waiting.join(LONGEST_S)
-        assert not waiting.is_alive()
+        found.result(LONGEST_S)
         sender.close()
-        assert caplog.text.count("trying on") == 1
-        assert caplog.text.count("answer again") == 1
+        assert (caplog.text.count("trying on"), caplog.text.count("answer again")) == (1, 1)
 
 
 class TestOutcome:
@@ -747,9 +689,7 @@ class TestOutcome:
             kafka.fault("ListTransactions", Rewrite(lambda answer: answer.transaction_states.clear()), times=None)
         elif known == "not to be asked for":
             kafka.fault("ListTransactions", Refuse(CLUSTER_AUTHORIZATION_FAILED), times=None)
-        found = Future()
-        threading.Thread(target=lambda: settle(found, lambda: outcome_of(sink.cluster(), handle))).start()
-        wait_for(lambda: "trying on" in caplog.text, "no process waits")
+        found = waiting_for_brokers(lambda: outcome_of(sink.cluster(), handle), caplog)
         transactions.abort(producer, transactions.protocol(), 60_000)
         sender.close()
         assert found.result(LONGEST_S) is Outcome.COMMITTED
@@ -757,9 +697,6 @@ class TestOutcome:
         whose = f"of producer {producer.producer_id}, epoch {producer.epoch}, "
         by_name = {"known": "transactional id 'foreign'", "forgotten": "which no coordinator knows"}
         assert (whose + by_name[known] in caplog.text) if known in by_name else (whose not in caplog.text)
-
-
-TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED = 29, 31
 
 
 def hanging_write(sink, topic, transactional_id="foreign"):
@@ -777,8 +714,7 @@ def hanging_write(sink, topic, transactional_id="foreign"):
 class TestSayingSo:
     def test_calls_that_succeed_meanwhile_do_not_end_an_outage_for_the_log(self, caplog):
         """Each success of any thread let the next failure be reported again, and again."""
-        outage = Waiting()
-        long_ago = time.monotonic() - 1
+        outage, long_ago = Waiting(), time.monotonic() - 1
         for _ in range(3):
             outage.goes_on("first", "looking up topics", long_ago, RetriableError("refused"))
             outage.goes_on("second", "writing", long_ago, RetriableError("refused"))
@@ -813,7 +749,8 @@ class TestInterruption:
                 with pytest.raises(KeyboardInterrupt):
                     transactions.describe(["a", "b"])
                 assert time.monotonic() - started_at < 5
-                wait_for(lambda: not in_parallel_threads(), "they try on though no process waits for them")
+                names = lambda: {thread.name for thread in threading.enumerate()}  # noqa: E731
+                wait_for(lambda: "headrace-transactions" not in names(), "they try on though no process waits for them")
         finally:
             signal.signal(signal.SIGINT, before)
 
@@ -831,10 +768,8 @@ class TestInterruption:
 
     def test_an_error_that_waiting_does_not_mend_is_reported_though_others_wait(self):
         """It was raised when the outage of the others was over."""
-        runner, waits = (
-            Retries(ClientConfig(bootstrap="nowhere:1", retry_backoff_ms=0), lambda: Contact.ANSWERED),
-            threading.Event(),
-        )
+        runner = Retries(ClientConfig(bootstrap="nowhere:1", retry_backoff_ms=0), lambda: Contact.ANSWERED)
+        waits = threading.Event()
 
         def away():
             waits.set()
@@ -872,11 +807,6 @@ class TestInterruption:
                 raise failures.pop(0)
             return "done"
 
-        assert runner.run("trying", ask) == "done"
-        assert pauses == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
+        assert (runner.run("trying", ask), pauses) == ("done", [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0])
         runner.back_off(1)
         assert pauses[-1] == 0.1
-
-
-def in_parallel_threads():
-    return [thread for thread in threading.enumerate() if thread.name == "headrace-transactions"]

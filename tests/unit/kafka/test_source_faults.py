@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from contextlib import closing, contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,6 +29,8 @@ from headrace.spark.kafka_offsets import KafkaOffsets
 from headrace.testing.fake_kafka import Before, Delay, ErrorCode, FakeKafka, NewRecord, Refuse, Rewrite, Throttle
 
 DEADLINE_S = 30.0
+NEAR = {"client.rack": "near", "metadata.max.age.ms": "300"}
+WITHOUT_PARTITIONS = Rewrite(lambda response: setattr(response, "responses", []))
 
 
 @pytest.fixture
@@ -49,43 +53,34 @@ def read_all(source: KafkaSource, checkpoint: bytes | None = None) -> list[bytes
 
 
 # --- quotas -----------------------------------------------------------------------------------------------------------------
-
-
-def _without_partitions(response) -> None:
-    response.responses = []
-
-
 def test_a_fetch_quota_empties_the_answer_and_the_reader_waits_as_reported_and_continues(kafka):
     for number in range(10):
         kafka.append("t", b"%d" % number)
-    kafka.fault("Fetch", Rewrite(_without_partitions), times=2)
+    kafka.fault("Fetch", WITHOUT_PARTITIONS, times=2)
     throttle = kafka.fault("Fetch", Throttle(300), times=2)
     started = time.monotonic()
-    assert read_all(source_of(kafka)) == [b"%d" % number for number in range(10)]
-    assert throttle.fired == 2
+    assert (read_all(source_of(kafka)), throttle.fired) == ([b"%d" % number for number in range(10)], 2)
     assert time.monotonic() - started >= 0.6
 
 
 def test_a_partition_left_out_of_an_answer_is_asked_for_again(kafka):
     kafka.append("t", b"x")
-    kafka.fault("Fetch", Rewrite(_without_partitions))
+    kafka.fault("Fetch", WITHOUT_PARTITIONS)
     assert read_all(source_of(kafka)) == [b"x"]
 
 
 def test_a_throttle_longer_than_the_request_timeout_costs_no_connection_and_is_counted(kafka):
-    host, _, port = kafka.address(1).rpartition(":")
-    throttles = Throttles()
-    connection = Connection(host, int(port), ClientConfig(bootstrap=kafka.bootstrap, request_timeout_ms=150), throttles)
+    throttles, config = Throttles(), ClientConfig(bootstrap=kafka.bootstrap, request_timeout_ms=150)
     kafka.fault("Metadata", Throttle(400))
-    for _ in range(2):
-        assert connection.request(MetadataRequest(topics=[], allow_auto_topic_creation=False)).brokers
+    with closing(Connection(*address_of(kafka, 1), config, throttles)) as connection:
+        for _ in range(2):
+            assert connection.request(MetadataRequest(topics=[], allow_auto_topic_creation=False)).brokers
     assert throttles.milliseconds == {kafka.address(1): 400}
-    connection.close()
 
 
 def test_closing_wakes_the_process_that_waits_out_a_throttle(kafka):
     kafka.append("t", b"x")
-    kafka.fault("Fetch", Rewrite(_without_partitions))
+    kafka.fault("Fetch", WITHOUT_PARTITIONS)
     throttle = kafka.fault("Fetch", Throttle(60_000))
     batches = source_of(kafka).batches()
     while not throttle.fired:
@@ -96,8 +91,6 @@ def test_closing_wakes_the_process_that_waits_out_a_throttle(kafka):
 
 
 # --- leader epochs ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_leader_changes_inside_one_answer_and_a_checkpoint_between_two_of_its_batches_has_the_epoch_of_its_position(kafka):
     kafka.append("t", b"first")
     source = source_of(kafka, stop=None)
@@ -124,8 +117,6 @@ def test_a_leader_changes_inside_one_answer_and_a_checkpoint_between_two_of_its_
 
 
 # --- followers and old leaders ----------------------------------------------------------------------------------------------
-
-
 def _partition_of(response):
     return response.responses[0].partitions[0]
 
@@ -142,13 +133,6 @@ def _in_a_rack(request) -> bool:
     return request.rack_id == "near"
 
 
-def _nothing(response) -> None:
-    _partition_of(response).records = b""
-
-
-NEAR = {"client.rack": "near", "metadata.max.age.ms": "300"}
-
-
 def test_the_leader_names_a_follower_that_no_metadata_has_and_the_leader_is_read_meanwhile(kafka):
     kafka.append("t", b"x")
     redirect = kafka.fault("Fetch", Rewrite(_sends_to(99)), when=_in_a_rack, times=None)
@@ -162,24 +146,20 @@ def test_a_follower_that_gives_nothing_any_more_is_left_for_the_leader_when_the_
     leader = kafka.leader("t")[0]
     follower = leader % 3 + 1
     kafka.fault("Fetch", Rewrite(_sends_to(follower)), broker=leader, when=_in_a_rack)
-    silent = kafka.fault("Fetch", Rewrite(_nothing), broker=follower, times=None)
+    nothing = Rewrite(lambda response: setattr(_partition_of(response), "records", b""))
+    silent = kafka.fault("Fetch", nothing, broker=follower, times=None)
     assert read_all(source_of(kafka, properties=NEAR)) == [b"x"]
     assert silent.fired
 
 
 def test_a_leader_that_is_truncated_and_knows_of_no_other_is_left_when_the_metadata_is_old(kafka):
-    kafka.append("t", b"x")
-    run = source_of(kafka, stop=None, properties={"metadata.max.age.ms": "300"}).batches()._run
-    assert poll_until(run, lambda values: values) == [b"x"]
-    kafka.isolate_broker(kafka.leader("t")[0])
-    kafka.append("t", b"y")
-    assert poll_until(run, lambda values: values) == [b"y"]
-    run.close()
+    with reading(kafka, properties={"metadata.max.age.ms": "300"}) as run:
+        kafka.isolate_broker(kafka.leader("t")[0])
+        kafka.append("t", b"y")
+        assert poll_until(run, bool) == [b"y"]
 
 
 # --- error codes ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("api", ["Fetch", "ListOffsets"])
 def test_a_broker_answers_unknown_server_error_and_is_asked_again(kafka, api):
     kafka.append("t", b"x")
@@ -188,16 +168,10 @@ def test_a_broker_answers_unknown_server_error_and_is_asked_again(kafka, api):
 
 
 # --- outages ----------------------------------------------------------------------------------------------------------------
-
-
-class _FastClock:
+def _fast_clock(times: float) -> SimpleNamespace:
     """`time.monotonic`, this many times as fast, for the retry policy alone: waits stay as they are."""
-
-    def __init__(self, times: float) -> None:
-        self._times, self._began = times, time.monotonic()
-
-    def monotonic(self) -> float:
-        return self._began + (time.monotonic() - self._began) * self._times
+    started = time.monotonic()
+    return SimpleNamespace(monotonic=lambda: started + (time.monotonic() - started) * times)
 
 
 def stop_all(kafka: FakeKafka) -> None:
@@ -220,58 +194,61 @@ def poll_until(run, condition) -> list[bytes]:
     return values
 
 
-def test_every_broker_is_away_for_longer_than_a_minute_and_the_reader_continues(kafka, monkeypatch, caplog):
-    monkeypatch.setattr(fetcher, "time", _FastClock(100))
+@contextmanager
+def reading(kafka: FakeKafka, **fields):
+    """A run that has read the record `before`."""
     kafka.append("t", b"before")
-    run = source_of(kafka, stop=None).batches()._run
-    assert poll_until(run, lambda values: values) == [b"before"]
-    started_at = time.monotonic()
-    stop_all(kafka)
-    assert poll_until(run, lambda _: time.monotonic() - started_at > 1.0) == []  # 100 s of the fetcher's clock
-    start_all(kafka)
-    kafka.append("t", b"after")
-    assert poll_until(run, lambda values: values) == [b"after"]
-    run.close()
-    said = [record.message for record in caplog.records if "fetched" in record.message]
-    assert len(said) == 2, said
-    assert "nothing can be fetched of t-0" in said[0]
-    assert "every partition is fetched again" in said[1]
+    with closing(source_of(kafka, **({"stop": None} | fields)).batches()._run) as run:
+        assert poll_until(run, bool) == [b"before"]
+        yield run
+
+
+def address_of(kafka: FakeKafka, broker: int) -> tuple[str, int]:
+    host, _, port = kafka.address(broker).rpartition(":")
+    return host, int(port)
+
+
+def test_every_broker_is_away_for_longer_than_a_minute_and_the_reader_continues(kafka, monkeypatch, caplog):
+    monkeypatch.setattr(fetcher, "time", _fast_clock(100))
+    with reading(kafka) as run:
+        started_at = time.monotonic()
+        stop_all(kafka)
+        assert poll_until(run, lambda _: time.monotonic() - started_at > 1.0) == []  # 100 s of the fetcher's clock
+        start_all(kafka)
+        kafka.append("t", b"after")
+        assert poll_until(run, bool) == [b"after"]
+    away, back = (record.message for record in caplog.records if "fetched" in record.message)
+    assert "nothing can be fetched of t-0" in away
+    assert "every partition is fetched again" in back
 
 
 def test_an_outage_that_comes_as_an_error_code_of_the_partition_is_said_too(kafka, monkeypatch, caplog):
-    monkeypatch.setattr(fetcher, "time", _FastClock(100))
-    run = source_of(kafka, stop=None).batches()._run
-    refused = kafka.fault("Fetch", Refuse(ErrorCode.KAFKA_STORAGE_ERROR, topic="t"), times=1000)
-    poll_until(run, lambda _: "nothing can be fetched of t-0" in caplog.text)
-    assert refused.fired > 1
-    assert "KAFKA_STORAGE_ERROR" in caplog.text
-    run.close()
+    monkeypatch.setattr(fetcher, "time", _fast_clock(100))
+    with closing(source_of(kafka, stop=None).batches()._run) as run:
+        refused = kafka.fault("Fetch", Refuse(ErrorCode.KAFKA_STORAGE_ERROR, topic="t"), times=1000)
+        poll_until(run, lambda _: "nothing can be fetched of t-0" in caplog.text)
+        assert refused.fired > 1
+        assert "KAFKA_STORAGE_ERROR" in caplog.text
 
 
 def test_the_limit_of_an_outage_is_the_one_that_was_set(kafka):
-    kafka.append("t", b"before")
-    run = source_of(kafka, stop=None, properties={"default.api.timeout.ms": "300"}).batches()._run
-    assert poll_until(run, lambda values: values) == [b"before"]
-    stop_all(kafka)
-    with pytest.raises(DeadlineExceededError, match="t-0"):
-        poll_until(run, lambda _: False)
-    run.close()
+    with reading(kafka, properties={"default.api.timeout.ms": "300"}) as run:
+        stop_all(kafka)
+        with pytest.raises(DeadlineExceededError, match="t-0"):
+            poll_until(run, lambda _: False)
 
 
 def test_discovery_is_due_while_every_broker_is_away_and_the_run_continues(kafka, monkeypatch, caplog):
     monkeypatch.setattr(retries, "_LONGEST_CALL_S", 0.3)
-    kafka.append("t", b"before")
-    run = source_of(kafka, stop=None, discovery_interval_s=0.05).batches()._run
-    assert poll_until(run, lambda values: values) == [b"before"]
-    stop_all(kafka)
-    poll_until(run, lambda _: "will be tried again" in caplog.text)
-    poll_until(run, lambda _: run._due_at is not None)
-    start_all(kafka)
-    kafka.append("t", b"after")
-    assert poll_until(run, lambda values: values) == [b"after"]
-    poll_until(run, lambda _: "works again" in caplog.text)
-    assert caplog.text.count("will be tried again") == 1
-    run.close()
+    with reading(kafka, discovery_interval_s=0.05) as run:
+        stop_all(kafka)
+        poll_until(run, lambda _: "will be tried again" in caplog.text)
+        poll_until(run, lambda _: run._due_at is not None)
+        start_all(kafka)
+        kafka.append("t", b"after")
+        assert poll_until(run, bool) == [b"after"]
+        poll_until(run, lambda _: "works again" in caplog.text)
+        assert caplog.text.count("will be tried again") == 1
 
 
 def test_every_broker_is_away_while_a_batch_is_planned_and_the_query_finds_nothing_new_until_they_are_back(
@@ -311,23 +288,18 @@ def test_a_checkpoint_is_durable_while_the_coordinator_is_away_and_its_completio
 
 
 # --- topics and leaders that are not there ----------------------------------------------------------------------------------
-
-
 def test_every_broker_does_not_know_a_topic_for_longer_than_three_seconds_and_a_loss_allowed_does_not_end_its_partition(
     kafka, monkeypatch, caplog
 ):
     monkeypatch.setattr(fetch_plan, "_UNKNOWN_TOPIC_GRACE_S", 0.2)
-    kafka.append("t", b"before")
-    run = source_of(kafka, stop=None, fail_on_data_loss=False).batches()._run
-    assert poll_until(run, lambda values: values) == [b"before"]
-    unknown = kafka.fault("Metadata", Refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic="t"), times=None)
-    moved = kafka.fault("Fetch", Refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER, topic="t"))
-    assert poll_until(run, lambda _: "waiting for it to come back" in caplog.text) == []
-    assert moved.fired
-    unknown.stop()
-    kafka.append("t", b"after")
-    assert poll_until(run, lambda values: values) == [b"after"]
-    run.close()
+    with reading(kafka, fail_on_data_loss=False) as run:
+        unknown = kafka.fault("Metadata", Refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic="t"), times=None)
+        moved = kafka.fault("Fetch", Refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER, topic="t"))
+        assert poll_until(run, lambda _: "waiting for it to come back" in caplog.text) == []
+        assert moved.fired
+        unknown.stop()
+        kafka.append("t", b"after")
+        assert poll_until(run, bool) == [b"after"]
 
 
 def test_topics_that_are_gone_cost_next_to_no_requests_where_a_loss_is_allowed(kafka, monkeypatch, caplog):
@@ -335,54 +307,46 @@ def test_topics_that_are_gone_cost_next_to_no_requests_where_a_loss_is_allowed(k
     monkeypatch.setattr(fetch_plan, "_UNKNOWN_TOPIC_GRACE_S", 0.2)
     for number in range(30):
         kafka.create_topic(f"d-{number}")
-    run = source_of(kafka, topics=None, pattern="d-.*|t", stop=None, fail_on_data_loss=False).batches()._run
-    kafka.append("t", b"before")
-    assert poll_until(run, lambda values: values) == [b"before"]
-    for number in range(30):
-        kafka.delete_topic(f"d-{number}")
-    assert poll_until(run, lambda _: caplog.text.count("waiting for it to come back") == 30) == []
-    asked = kafka.fault("Metadata", Delay(0.0), times=None)
-    until = time.monotonic() + 4.0
-    poll_until(run, lambda _: time.monotonic() > until)
-    run.close()
+    with reading(kafka, topics=None, pattern="d-.*|t", fail_on_data_loss=False) as run:
+        for number in range(30):
+            kafka.delete_topic(f"d-{number}")
+        assert poll_until(run, lambda _: caplog.text.count("waiting for it to come back") == 30) == []
+        asked = kafka.fault("Metadata", Delay(0.0), times=None)
+        until = time.monotonic() + 4.0
+        poll_until(run, lambda _: time.monotonic() > until)
     assert asked.fired <= 6 * 4, "at 1 s, 2 s and 4 s after, and a few that were out of step: one broker, then all three"
 
 
 def test_a_topic_of_many_partitions_that_is_gone_is_asked_for_as_one(kafka):
     kafka.create_topic("big", partitions=200)
-    run = source_of(kafka, topics=["big", "t"], stop=None).batches()._run
-    kafka.append("big", b"x", partition=199)
-    assert poll_until(run, lambda values: values) == [b"x"]
-    asked = kafka.fault("Metadata", Delay(0.0), times=None)
-    kafka.delete_topic("big")
-    with pytest.raises(TopicRecreatedError):
-        poll_until(run, lambda _: False)
-    run.close()
+    with closing(source_of(kafka, topics=["big", "t"], stop=None).batches()._run) as run:
+        kafka.append("big", b"x", partition=199)
+        assert poll_until(run, bool) == [b"x"]
+        asked = kafka.fault("Metadata", Delay(0.0), times=None)
+        kafka.delete_topic("big")
+        with pytest.raises(TopicRecreatedError):
+            poll_until(run, lambda _: False)
     assert asked.fired < 200, "of 3 s"
 
 
 def test_one_broker_does_not_know_a_topic_and_the_others_are_asked(kafka, monkeypatch):
     monkeypatch.setattr(fetch_plan, "_UNKNOWN_TOPIC_GRACE_S", 0.2)
-    kafka.append("t", b"before")
-    run = source_of(kafka, stop=None).batches()._run
-    assert poll_until(run, lambda values: values) == [b"before"]
-    unknown = kafka.fault("Metadata", Refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic="t"), broker=1, times=None)
-    moved = kafka.fault("Fetch", Refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER, topic="t"), times=None)
-    kafka.append("t", b"after")
-    seen = poll_until(run, lambda _: unknown.fired)  # which broker is asked is drawn; a fetch may have been under way
-    moved.stop()
-    seen += poll_until(run, lambda values: seen or values)
-    assert seen == [b"after"]
-    run.close()
+    with reading(kafka) as run:
+        unknown = kafka.fault("Metadata", Refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic="t"), broker=1, times=None)
+        moved = kafka.fault("Fetch", Refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER, topic="t"), times=None)
+        kafka.append("t", b"after")
+        seen = poll_until(run, lambda _: unknown.fired)  # which broker is asked is drawn; a fetch may have been under way
+        moved.stop()
+        seen += poll_until(run, lambda values: seen or values)
+        assert seen == [b"after"]
 
 
 def test_two_hundred_of_three_hundred_partitions_have_no_leader_and_one_try_asks_once(kafka):
     kafka.create_topic("wide", partitions=300)
 
     def leaderless(response) -> None:
-        for topic in response.topics:
-            for partition in topic.partitions:
-                partition.leader_id = -1 if partition.partition_index < 200 else partition.leader_id
+        for partition in (each for topic in response.topics for each in topic.partitions if each.partition_index < 200):
+            partition.leader_id = -1
 
     asked = kafka.fault("Metadata", Rewrite(leaderless), times=None)
     config = ClientConfig(bootstrap=kafka.bootstrap, default_api_timeout_ms=1)
@@ -408,14 +372,10 @@ def test_a_record_that_comes_while_a_start_at_a_timestamp_becomes_an_offset_is_r
     kafka.append("t", NewRecord(b"old", timestamp_ms=1000))
     late = kafka.fault("ListOffsets", Before(lambda: kafka.append("t", NewRecord(b"new", timestamp_ms=5000))), nth=at)
     (split,) = source_of(kafka, start=Timestamp(4000), stop=None).create_discovery().initial().added
-    assert split.next_offset == 1
-    assert late.fired == 1
+    assert (split.next_offset, late.fired) == (1, 1)
 
 
-# --- readers that no process reads
-# ----------------------------------------------------------------------------------------------
-
-
+# --- readers that no process reads ------------------------------------------------------------------------------------------
 def test_nothing_is_assigned_and_a_poll_waits(kafka):
     reader = source_of(kafka).create_reader()
     started = time.monotonic()
@@ -452,8 +412,6 @@ def test_a_reader_is_dropped_in_the_middle_and_its_threads_end(kafka):
 
 
 # --- bytes and names --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("pattern", ["orders-[a-z&&[^x]]+", "[a-c[x-z]]", "[^a&&b]"])
 def test_a_java_pattern_with_a_class_in_a_class_is_refused_and_selects_no_other_topics(pattern):
     with pytest.raises(UsageError, match="class in a class"):
@@ -482,25 +440,22 @@ def test_a_request_that_went_to_a_newer_broker_goes_to_an_older_one_in_the_versi
     asked = MetadataRequest(topics=[], allow_auto_topic_creation=False)
     sent = []
     for broker, version in ((1, 12), (2, 9)):
-        host, _, port = kafka.address(broker).rpartition(":")
-        connection = Connection(host, int(port), ClientConfig(bootstrap=kafka.bootstrap))
-        monkeypatch.setattr(connection, "version_of", lambda _, version=version: version)
-        sent.append(connection.request(asked).API_VERSION)
-        connection.close()
+        with closing(Connection(*address_of(kafka, broker), ClientConfig(bootstrap=kafka.bootstrap))) as connection:
+            monkeypatch.setattr(connection, "version_of", lambda _, version=version: version)
+            sent.append(connection.request(asked).API_VERSION)
     assert sent == [12, 9]
 
 
 def test_a_broker_that_could_not_be_reached_is_asked_last(kafka, monkeypatch):
-    config = ClientConfig(bootstrap=kafka.bootstrap)
-    with KafkaCluster(config) as cluster:
+    with KafkaCluster(ClientConfig(bootstrap=kafka.bootstrap)) as cluster:
         kafka.stop_broker(1)
-        host, _, port = kafka.address(1).rpartition(":")
+        address = address_of(kafka, 1)
         with pytest.raises(ConnectionLostError):
-            cluster.lease(Broker(1, host, int(port)))
+            cluster.lease(Broker(1, *address))
         connect = cluster._pool._connect
         tried = []
         monkeypatch.setattr(cluster._pool, "_connect", lambda address: (tried.append(address), connect(address))[1])
         for _ in range(20):
             cluster._calls.learn(())  # so that there are the bootstrap addresses only, in random order
             cluster.brokers()
-        assert (host, int(port)) not in tried
+        assert address not in tried

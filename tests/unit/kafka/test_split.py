@@ -26,14 +26,9 @@ GOLDEN_SPLITS = [
 serializer = KafkaSplitSerializer()
 offsets = st.integers(0, 2**63 - 1)
 splits = st.builds(
-    KafkaSplit,
-    st.from_regex(r"[a-zA-Z0-9._-]{1,20}", fullmatch=True),
-    st.none() | st.uuids(),
-    st.integers(0, 2**31 - 1),
-    offsets,
-    st.none() | offsets,
-    st.none() | st.integers(0, 2**31 - 1),
-)
+    KafkaSplit, st.from_regex(r"[a-zA-Z0-9._-]{1,20}", fullmatch=True), st.none() | st.uuids(), st.integers(0, 2**31 - 1),
+    offsets, st.none() | offsets, st.none() | st.integers(0, 2**31 - 1),
+)  # fmt: skip
 
 
 def test_the_golden_splits_are_read_and_written():
@@ -56,32 +51,19 @@ def test_another_version_is_refused(version):
         serializer.deserialize(version, serializer.serialize(GOLDEN_SPLITS[0]))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"next_offset": -1},
-        {"next_offset": None},
-        {"next_offset": "x"},
-        {"next_offset": float("inf")},
-        {"stop_offset": -5},
-        {"stop_offset": []},
-        {"partition": -1},
-        {"partition": {}},
-        {"topic_id": "no-id"},
-        {"topic_id": 5},
-        {"last_epoch": "x"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("damage", [
+    {"next_offset": -1}, {"next_offset": None}, {"next_offset": "x"}, {"next_offset": float("inf")}, {"stop_offset": -5},
+    {"stop_offset": []}, {"partition": -1}, {"partition": {}}, {"topic_id": "no-id"}, {"topic_id": 5},
+    {"last_epoch": "x"},
+], ids=str)  # fmt: skip
 def test_damage_makes_a_checkpoint_unreadable_and_says_so(damage):
     def written(split_data):
         class Damaging(KafkaSplitSerializer):
             def serialize(self, split):
                 return {**super().serialize(split), **split_data}
 
-        return CheckpointSerializer("kafka", Damaging()).serialize(
-            Checkpoint(1, (SplitState(GOLDEN_SPLITS[1], finished=False),), exhausted=False)
-        )
+        states = (SplitState(GOLDEN_SPLITS[1], finished=False),)
+        return CheckpointSerializer("kafka", Damaging()).serialize(Checkpoint(1, states, exhausted=False))
 
     reader = CheckpointSerializer("kafka", serializer)
     assert reader.deserialize(written({})).splits[0].split == GOLDEN_SPLITS[1]
@@ -99,8 +81,7 @@ def test_a_missing_field_is_damage(field):
 
 def test_identity_is_topic_id_and_partition_and_never_the_position():
     split = KafkaSplit("t", A, 0, 5)
-    assert split.split_id == f"t-0@{A}"
-    assert split.between(7, 9).split_id == split.split_id
+    assert (split.split_id, split.between(7, 9).split_id) == (f"t-0@{A}", split.split_id)
     other = UUID(int=1)
     assert len({KafkaSplit("t", topic_id, n, 5).split_id for topic_id in (A, other, None) for n in (0, 1)}) == 6
 
@@ -115,14 +96,11 @@ def test_a_position_is_never_symbolic(numbers):
         KafkaSplit("t", A, *numbers)
 
 
-@pytest.mark.parametrize(("at", "stop"), [(0, 0), (5, 5), (6, 5)])
-def test_a_split_is_exhausted_at_its_stop(at, stop):
-    assert KafkaSplit("t", A, 0, at, stop).exhausted
-
-
-@pytest.mark.parametrize(("at", "stop"), [(0, None), (2**62, None), (4, 5)])
-def test_a_split_is_not_exhausted_before_its_stop(at, stop):
-    assert not KafkaSplit("t", A, 0, at, stop).exhausted
+@pytest.mark.parametrize(("at", "stop", "exhausted"), [
+    (0, 0, True), (5, 5, True), (6, 5, True), (0, None, False), (2**62, None, False), (4, 5, False)
+])  # fmt: skip
+def test_a_split_is_exhausted_at_its_stop_and_not_before(at, stop, exhausted):
+    assert KafkaSplit("t", A, 0, at, stop).exhausted is exhausted
 
 
 def test_a_part_of_a_split_keeps_the_epoch_only_where_it_holds():

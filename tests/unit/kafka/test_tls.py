@@ -26,19 +26,15 @@ def test_a_pem_trust_store(certificates):
     assert context.check_hostname
 
 
-def test_a_pem_trust_store_in_the_properties_themselves(certificates):
-    assert trusted(ssl_context(TlsConfig(truststore_certificates=certificates.ca.read_text()))) == 1
-
-
-def test_pem_on_one_line_as_in_a_java_properties_file(certificates):
-    assert trusted(ssl_context(TlsConfig(truststore_certificates=certificates.ca.read_text().replace("\n", " ")))) == 1
+@pytest.mark.parametrize("line_end", ["\n", " "], ids=["as it is", "on one line as in a Java properties file"])
+def test_a_pem_trust_store_in_the_properties_themselves(certificates, line_end):
+    assert trusted(ssl_context(TlsConfig(truststore_certificates=certificates.ca.read_text().replace("\n", line_end)))) == 1
 
 
 def test_a_pkcs12_trust_store(certificates, tmp_path):
     authorities = load_pem_x509_certificates(certificates.ca.read_bytes())
-    store = pkcs12.serialize_java_truststore(
-        [pkcs12.PKCS12Certificate(authorities[0], b"ca")], serialization.BestAvailableEncryption(b"changeit")
-    )
+    encryption = serialization.BestAvailableEncryption(b"changeit")
+    store = pkcs12.serialize_java_truststore([pkcs12.PKCS12Certificate(authorities[0], b"ca")], encryption)
     (tmp_path / "trust.p12").write_bytes(store)
     given = {"truststore_location": str(tmp_path / "trust.p12"), "truststore_type": "PKCS12"}
     assert trusted(ssl_context(TlsConfig(**given, truststore_password="changeit"))) == 1
@@ -72,21 +68,16 @@ def test_a_pem_key_with_a_password(certificates):
         assert "hunter2" not in str(caught.value)
 
 
-def test_jks_is_refused_with_the_command_that_converts_it(tmp_path):
-    (tmp_path / "trust.jks").write_bytes(b"\xfe\xed\xfe\xed" + bytes(20))
-    with pytest.raises(UsageError, match="keytool -importkeystore"):
-        ssl_context(TlsConfig(truststore_location=str(tmp_path / "trust.jks")))
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(UsageError, match=r"ssl.truststore.location: .*absent.pem cannot be read"):
-        ssl_context(TlsConfig(truststore_location=str(tmp_path / "absent.pem")))
-
-
-def test_a_file_that_holds_no_certificate_is_refused(tmp_path):
-    (tmp_path / "empty.pem").write_text("nothing")
-    with pytest.raises(UsageError, match="no usable PEM certificate"):
-        ssl_context(TlsConfig(truststore_location=str(tmp_path / "empty.pem")))
+@pytest.mark.parametrize(("name", "data", "message"), [
+    ("absent.pem", None, r"ssl.truststore.location: .*absent.pem cannot be read"),
+    ("empty.pem", b"nothing", "no usable PEM certificate"),
+    ("trust.jks", b"\xfe\xed\xfe\xed" + bytes(20), "keytool -importkeystore"),  # the command that converts it
+], ids=["not there", "no certificate", "JKS"])  # fmt: skip
+def test_a_trust_store_that_cannot_be_used_is_refused(tmp_path, name, data, message):
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(UsageError, match=message):
+        ssl_context(TlsConfig(truststore_location=str(tmp_path / name)))
 
 
 def test_no_private_key_is_left_on_disk(certificates, tmp_path, monkeypatch):

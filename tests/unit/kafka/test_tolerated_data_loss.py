@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -77,13 +78,10 @@ def embedded(source, checkpoint, upto):
 
 
 def beam(source, checkpoint, upto):
-    run = BeamRun(source, checkpoint, publish=False, read_s=0.3)
-    try:
+    with closing(BeamRun(source, checkpoint, publish=False, read_s=0.3)) as run:
         while not run.batches or run.batches[-1].column("offset")[-1].as_py() != upto:
             run.step(0.3)
         return [offset for batch in run.batches for offset in batch.column("offset").to_pylist()], run.snapshot()
-    finally:
-        run.close()
 
 
 class TestALogThatWasTruncatedBelowTheCheckpoint:
@@ -127,9 +125,8 @@ class TestAReadWithAStop:
         kafka.lose_records("t", from_offset=5)
         if restarts:
             query.restart()
-        with pytest.raises(
-            DataLossError, match=r"t-0: the log ends at offset 5, .* up to 10: offsets 5 to 9 are gone"
-        ) as raised:
+        message = r"t-0: the log ends at offset 5, .* up to 10: offsets 5 to 9 are gone"
+        with pytest.raises(DataLossError, match=message) as raised:
             query.offsets_of(tasks)
         assert "failOnDataLoss=false" in "".join(raised.value.__notes__)
 
@@ -159,13 +156,10 @@ class TestAReadWithAStop:
             with source.batches(checkpoint) as batches:
                 assert sum(batch.num_rows for batch in batches) == 5
             return
-        run = BeamRun(source, checkpoint, publish=False, read_s=0.3)
-        try:
+        with closing(BeamRun(source, checkpoint, publish=False, read_s=0.3)) as run:
             while not run.finished:
                 run.step(0.3)
             assert sum(batch.num_rows for batch in run.batches) == 5
-        finally:
-            run.close()
 
 
 def test_a_topic_that_was_deleted_leaves_the_checkpoint_of_an_embedded_run(kafka):
@@ -187,15 +181,10 @@ def test_a_topic_that_was_deleted_leaves_the_checkpoint_of_an_embedded_run(kafka
         assert next(batches).column("value").to_pylist() == [b"last"]
 
 
-SUBSCRIPTIONS = pytest.mark.parametrize(
-    ("both", "one"),
-    [
-        ({"topics": ["t", "u"]}, {"topics": ["t"]}),
-        ({"pattern": "[tu]"}, {"pattern": "t"}),
-        ({"partitions": {"t": [0], "u": [0]}}, {"partitions": {"t": [0]}}),
-    ],
-    ids=["topics", "pattern", "partitions"],
-)
+SUBSCRIPTIONS = pytest.mark.parametrize(("both", "one"), [
+    ({"topics": ["t", "u"]}, {"topics": ["t"]}), ({"pattern": "[tu]"}, {"pattern": "t"}),
+    ({"partitions": {"t": [0], "u": [0]}}, {"partitions": {"t": [0]}}),
+], ids=["topics", "pattern", "partitions"])  # fmt: skip
 
 
 class TestATopicThatIsSubscribedToNoMore:
@@ -221,16 +210,13 @@ class TestATopicThatIsSubscribedToNoMore:
 
     @staticmethod
     def beam(source, checkpoint, quiet_s=0.7):
-        run = BeamRun(source, checkpoint, publish=source.group is not None, read_s=0.1)
         seen, ends_at = 0, time.monotonic() + quiet_s
-        try:
+        with closing(BeamRun(source, checkpoint, publish=source.group is not None, read_s=0.1)) as run:
             while time.monotonic() < ends_at and not run.finished:
                 run.step(0.1)
                 if len(run.batches) > seen:
                     seen, ends_at = len(run.batches), time.monotonic() + quiet_s
             return [value for batch in run.batches for value in batch.column("value").to_pylist()], run.snapshot()
-        finally:
-            run.close()
 
     @SUBSCRIPTIONS
     @pytest.mark.parametrize(("name", "stop"), [("embedded", None), ("embedded", Latest()), ("beam", None)])
@@ -286,15 +272,12 @@ def test_a_reader_shows_of_a_topic_recreated_up_to_where_each_partition_was_read
 def test_so_does_the_error(kafka):
     source = KafkaSource(kafka.bootstrap, topics=["t"])
     (split,) = source.create_discovery().initial().added
-    reader = source.create_reader()
-    try:
+    with closing(source.create_reader()) as reader:
         reader.add_splits([split])
         read_to(reader, 10)
         made_anew(kafka)
         with pytest.raises(TopicRecreatedError) as raised:
             read_to(reader, 11)
-    finally:
-        reader.close()
     assert "t-0 was read up to offset 10" in "".join(raised.value.__notes__)
 
 
@@ -309,20 +292,11 @@ def planned(source, read):
     if read is embedded:
         with source.batches() as batches:
             return batches.checkpoint()
-    run = BeamRun(source, None, publish=False)
-    try:
+    with closing(BeamRun(source, None, publish=False)) as run:
         return run.snapshot()
-    finally:
-        run.close()
 
 
 # --- whether a position can be gone back to ---------------------------------------------------------------------------------
-
-
-def retention(kafka):
-    kafka.delete_records("t", before=5)
-
-
 def made_anew(kafka):
     kafka.delete_topic("t")
     kafka.create_topic("t", partitions=1)
@@ -330,19 +304,12 @@ def made_anew(kafka):
         kafka.append("t", record)
 
 
-def cut(kafka):
-    kafka.lose_records("t", from_offset=2)
-
-
-@pytest.mark.parametrize(
-    ("loses", "story"),
-    [
-        (retention, "t-0: offset 3 is out of range, available are 5 to 10 .* offsets 3 to 4 were deleted"),
-        (made_anew, "partitions are gone: t-0"),
-        (cut, "the partition ends at 2, but was already read up to 3"),
-    ],
-    ids=["retention", "recreated", "cut"],
-)
+@pytest.mark.parametrize(("loses", "story"), [
+    (lambda kafka: kafka.delete_records("t", before=5),
+        "t-0: offset 3 is out of range, available are 5 to 10 .* offsets 3 to 4 were deleted"),
+    (made_anew, "partitions are gone: t-0"),
+    (lambda kafka: kafka.lose_records("t", from_offset=2), "the partition ends at 2, but was already read up to 3"),
+], ids=["retention", "recreated", "cut"])  # fmt: skip
 def test_what_is_gone_after_a_position_is_reported_before_any_process_reads(kafka, caplog, loses, story):
     source = KafkaSource(kafka.bootstrap, topics=["t"], properties={"retry.backoff.ms": "1", "retry.backoff.max.ms": "1"})
     (found,) = source.create_discovery().initial().added

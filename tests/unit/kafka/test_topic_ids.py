@@ -1,9 +1,8 @@
-"""Regression tests: a topic is deleted and recreated under its name, and one broker lags behind: what is said by name is
-judged.
-"""
+"""Regression tests: a topic is deleted and recreated, and a broker lags behind: what is said by its name is judged."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from uuid import UUID
 
 import pytest
@@ -20,6 +19,7 @@ from headrace.kafka import Earliest, KafkaSource
 from headrace.testing.fake_kafka import Before, ErrorCode, FakeKafka, Refuse, Rewrite
 
 OLD, NEW = UUID(int=1), UUID(int=2)
+UNKNOWN = {"t": None}
 
 
 @pytest.fixture
@@ -60,8 +60,6 @@ def about_t(request) -> bool:
 
 
 # --- offsets of a group -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def lagging(kafka):
     """The old split of a topic that was recreated; every broker but the group's coordinator lags behind."""
@@ -95,17 +93,12 @@ def test_those_of_the_successor_are(kafka, lagging):
 
 
 # --- partitions that are fetched --------------------------------------------------------------------------------------------
-
-
 def read_one(source, split):
-    reader = source.create_reader()
-    try:
+    with closing(source.create_reader()) as reader:
         reader.add_splits([split])
         while (batch := reader.poll(1.0)) is None or not batch.records.num_rows:
             pass
         return batch.records.column("value").to_pylist()
-    finally:
-        reader.close()
 
 
 def test_two_looks_of_one_broker_that_lags_behind_end_no_partition(kafka, monkeypatch):
@@ -114,8 +107,7 @@ def test_two_looks_of_one_broker_that_lags_behind_end_no_partition(kafka, monkey
     split = the_split(source)
     shared_cluster(source.config).invalidate("t")
     stale = kafka.fault("Metadata", naming(OLD), when=about_t, times=2)
-    assert read_one(source, split) == [b"old-%d" % number for number in range(10)]
-    assert stale.fired == 2
+    assert (read_one(source, split), stale.fired) == ([b"old-%d" % number for number in range(10)], 2)
 
 
 def test_a_topic_that_all_brokers_know_under_another_id_is_gone(kafka, monkeypatch):
@@ -139,8 +131,6 @@ def test_a_partition_that_no_broker_has_under_its_topics_id_is_gone_and_not_wait
 
 
 # --- results by offsets ----------------------------------------------------------------------------------------------------
-
-
 def test_offsets_of_a_topic_that_was_recreated_while_they_were_asked_for_are_no_proof_of_a_truncation(kafka, monkeypatch):
     monkeypatch.setattr(fetch_plan, "_UNKNOWN_TOPIC_GRACE_S", 0.0)
     source = source_of(kafka)
@@ -159,8 +149,7 @@ def test_the_end_of_a_successor_is_no_end_of_the_topic_that_was_read(kafka, monk
     old = the_split(source).between(10, None)
     make_anew(kafka)
     kafka.append("t", b"new")
-    assert source.at_end([old]) == {old.split_id: old}
-    assert source.end_offsets([old]) == {old.split_id: 10}
+    assert (source.at_end([old]), source.end_offsets([old])) == ({old.split_id: old}, {old.split_id: 10})
     assert source.create_discovery().later({old.split_id: old}).missing == {old.split_id}, "which is who shows"
 
 
@@ -172,39 +161,22 @@ def test_an_end_before_what_was_read_is_data_loss_where_every_broker_knows_the_t
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------------
-
-
 def topic(topic_id, partitions=1):
     return {"t": TopicMetadata("t", topic_id, {number: PartitionMetadata(1, 0) for number in range(partitions)})}
 
 
-UNKNOWN = {"t": None}
-
-
-@pytest.mark.parametrize(
-    ("topic_id", "answers", "kind"),
-    [
-        (OLD, [UNKNOWN, topic(NEW), topic(OLD)], RetriableError),
-        (OLD, [UNKNOWN, topic(NEW), UNKNOWN], TopicRecreatedError),
-        (OLD, [UNKNOWN, UNKNOWN], UnknownTopicError),
-        (OLD, [topic(OLD, 0), topic(NEW, 1)], UnknownTopicError),
-        (None, [UNKNOWN, topic(NEW)], RetriableError),
-        (None, [UNKNOWN, UNKNOWN], UnknownTopicError),
-    ],
-)
+@pytest.mark.parametrize(("topic_id", "answers", "kind"), [
+    (OLD, [UNKNOWN, topic(NEW), topic(OLD)], RetriableError), (OLD, [UNKNOWN, topic(NEW), UNKNOWN], TopicRecreatedError),
+    (OLD, [UNKNOWN, UNKNOWN], UnknownTopicError), (OLD, [topic(OLD, 0), topic(NEW, 1)], UnknownTopicError),
+    (None, [UNKNOWN, topic(NEW)], RetriableError), (None, [UNKNOWN, UNKNOWN], UnknownTopicError),
+])  # fmt: skip
 def test_a_topic_is_gone_when_no_broker_knows_it_under_its_id(topic_id, answers, kind):
     assert isinstance(absence("t", 0, topic_id, answers), kind)
 
 
-@pytest.mark.parametrize(
-    ("topic_id", "answers", "same"),
-    [
-        (OLD, [topic(OLD), topic(OLD)], True),
-        (OLD, [topic(OLD), UNKNOWN], True),
-        (OLD, [topic(OLD), topic(NEW)], False),
-        (OLD, [UNKNOWN, UNKNOWN], False),
-        (None, [topic(None)], True),
-    ],
-)
+@pytest.mark.parametrize(("topic_id", "answers", "same"), [
+    (OLD, [topic(OLD), topic(OLD)], True), (OLD, [topic(OLD), UNKNOWN], True), (OLD, [topic(OLD), topic(NEW)], False),
+    (OLD, [UNKNOWN, UNKNOWN], False), (None, [topic(None)], True),
+])  # fmt: skip
 def test_what_was_said_by_name_counts_where_no_broker_knows_another_topic(topic_id, answers, same):
     assert is_same("t", topic_id, answers) is same

@@ -25,24 +25,12 @@ def test_names_are_read_as_the_sink_writes_them(prefix, job, epoch, task, number
     assert parse_name(names.repair) == TransactionName(prefix, job, Role.REPAIR, digest_of("out"))
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        *("", "app", "app-1", "a.b", "a.b.c", "a.b.1.2", "a.b.1.2.x", "a.b.1.2.-3", "a.b.1.2.3.4", "a.b.1.2.²", "a.b.task"),
-        # findings: what `check_job` or a slot cannot be, and numbers that we write otherwise
-        *(
-            ".b.1.2.3",
-            "a..1.2.3",
-            "a b.c.1.2.3",
-            "a.b.2.2.3",
-            "a.b.01.2.3",
-            "a.b.1.02.3",
-            "a.b.1.2.3\n",
-            f"a.{'b' * 101}.1.2.3",
-        ),
-        *("a.b.0123456g.1.2.3", "a.b.0123ABCD.1.2.3", f"a.b.1.2.{10**19}"),
-    ],
-)
+@pytest.mark.parametrize("other", [
+    *("", "app", "app-1", "a.b", "a.b.c", "a.b.1.2", "a.b.1.2.x", "a.b.1.2.-3", "a.b.1.2.3.4", "a.b.1.2.²", "a.b.task"),
+    # findings: what `check_job` or a slot cannot be, and numbers that we write otherwise
+    *(".b.1.2.3", "a..1.2.3", "a b.c.1.2.3", "a.b.2.2.3", "a.b.01.2.3", "a.b.1.02.3", "a.b.1.2.3\n", f"a.{'b' * 101}.1.2.3"),
+    *("a.b.0123456g.1.2.3", "a.b.0123ABCD.1.2.3", f"a.b.1.2.{10**19}"),
+])  # fmt: skip
 def test_names_of_others_are_not_ours(other):
     assert parse_name(other) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -36,10 +37,8 @@ class PretendedCluster:
     committed: dict = field(default_factory=dict)
 
     def list_offsets(self, positions, isolation=None):
-        return {
-            tp: OffsetAnswer(0 if position == Earliest() else len(self.log), None, self.leads)
-            for tp, position in positions.items()
-        }
+        ends = {tp: 0 if position == Earliest() else len(self.log) for tp, position in positions.items()}
+        return {tp: OffsetAnswer(end, None, self.leads) for tp, end in ends.items()}
 
     def epoch_ends(self, epochs):
         """As a leader answers: where the records of this epoch and of the previous ones end."""
@@ -85,6 +84,10 @@ def look(source, split):
     return source.at_end([split])[split.split_id]
 
 
+def named(name, numbers):
+    return [f"{name}-{number}".encode() for number in numbers]
+
+
 READ_TO_10 = KafkaSplit("t", ID, 0, 10, last_epoch=3)
 
 
@@ -97,14 +100,12 @@ def test_the_end_carries_the_epoch_of_the_leader_that_reported_it(source, lead):
 
 def test_no_process_is_asked_while_the_leader_is_the_same(source, lead):
     cluster = lead([3] * 12, leads=3)
-    assert look(source, READ_TO_10).next_offset == 12
-    assert cluster.asked == []
+    assert (look(source, READ_TO_10).next_offset, cluster.asked) == (12, [])
 
 
 def test_a_leader_that_has_all_that_was_read_is_believed(source, lead):
     cluster = lead([3] * 11 + [5], leads=5)
-    assert look(source, READ_TO_10) == replace(READ_TO_10, next_offset=12, last_epoch=5)
-    assert cluster.asked == [3]
+    assert (look(source, READ_TO_10), cluster.asked) == (replace(READ_TO_10, next_offset=12, last_epoch=5), [3])
 
 
 def test_a_leader_whose_epoch_wrote_nothing_yet_is_believed(source, lead):
@@ -126,8 +127,7 @@ def test_or_a_warning_once_and_the_query_continues_where_the_logs_part(lead, cap
     lax = KafkaSource("nowhere:1", topics=["t"], fail_on_data_loss=False)
     end = look(lax, READ_TO_10)
     assert end == replace(READ_TO_10, next_offset=7, last_epoch=5), "where the new leader's own records start"
-    assert look(lax, end).next_offset == 16
-    assert caplog.text.count("the log was truncated") == 1
+    assert (look(lax, end).next_offset, caplog.text.count("the log was truncated")) == (16, 1)
 
 
 def test_a_log_that_ends_before_the_position_is_data_loss_as_ever(source, lead, monkeypatch):
@@ -188,12 +188,8 @@ class TestAStartWhereAGroupHasCommitted:
             assert next(batches).column("value").to_pylist() == [b"new-%d" % number for number in range(6, 12)]
 
     def test_so_does_one_of_a_partition_that_is_discovered_later(self, truncated):
-        (found,) = (
-            KafkaSource(truncated.bootstrap, topics=["t"], start_of_new_partitions=Committed("g"))
-            .create_discovery()
-            .later({})
-            .added
-        )
+        source = KafkaSource(truncated.bootstrap, topics=["t"], start_of_new_partitions=Committed("g"))
+        (found,) = source.create_discovery().later({}).added
         assert (found.next_offset, found.last_epoch) == (10, 0)
 
     def test_of_which_the_epoch_is_not_known_is_believed(self, ten):
@@ -256,9 +252,8 @@ class TestATask:
 
     @staticmethod
     def read(source, task):
-        reader = source.create_reader()
         values: list[bytes] = []
-        try:
+        with closing(source.create_reader()) as reader:
             reader.add_splits([task])
             while True:
                 batch = reader.poll(1.0)
@@ -266,8 +261,6 @@ class TestATask:
                     values += batch.records.column("value").to_pylist()
                     if batch.finished:
                         return values
-        finally:
-            reader.close()
 
     @pytest.fixture
     def kafka(self):
@@ -329,18 +322,15 @@ class TestAReaderThatGoesBack:
         """It had forgotten the epoch of what it had read: 4 to 6 of the last leader were left out, silently."""
         source = KafkaSource(ten.bootstrap, topics=["t"], fail_on_data_loss=False)
         (split,) = source.create_discovery().initial().added
-        reader = source.create_reader()
-        try:
+        with closing(source.create_reader()) as reader:
             reader.add_splits([split])
-            assert read_to(reader, b"old-9") == [b"old-%d" % number for number in range(10)]
+            assert read_to(reader, b"old-9") == named("old", range(10))
             ten.lose_records("t", from_offset=7)
             while "offsets 7 to 9 were read already" not in caplog.text:
                 assert reader.poll(0.05) is None
             ten.lose_records("t", from_offset=4)
-            ten.append("t", *(b"new-%d" % number for number in range(4, 9)))
-            assert read_to(reader, b"new-8") == [b"new-%d" % number for number in range(4, 9)]
-        finally:
-            reader.close()
+            ten.append("t", *named("new", range(4, 9)))
+            assert read_to(reader, b"new-8") == named("new", range(4, 9))
         assert "offsets 4 to 6 were read already" in caplog.text
 
     def test_leaves_nothing_out_where_the_leader_has_more_of_an_older_epoch(self, ten, caplog):
@@ -350,12 +340,9 @@ class TestAReaderThatGoesBack:
         ten.append("t", b"new-10")
         source = KafkaSource(ten.bootstrap, topics=["t"], fail_on_data_loss=False)
         (split,) = source.create_discovery().initial().added
-        reader = source.create_reader()
-        try:
+        with closing(source.create_reader()) as reader:
             reader.add_splits([replace(split, next_offset=6, last_epoch=1)])
-            assert read_to(reader, b"new-10") == [*(b"old-%d" % number for number in range(6, 10)), b"new-10"]
-        finally:
-            reader.close()
+            assert read_to(reader, b"new-10") == [*named("old", range(6, 10)), b"new-10"]
         assert "offset 5, and maybe offsets before it, were read already" in caplog.text
 
 

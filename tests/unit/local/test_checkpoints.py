@@ -16,10 +16,13 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -71,15 +74,7 @@ from headrace.runners.local.rescale import (
     take_up_request,
     withdraw_request,
 )
-from headrace.runners.local.savepoints import (
-    Savepoint,
-    begin_with,
-    fetch_savepoint,
-    given_savepoint,
-    read_savepoint,
-    shown,
-    take_savepoint,
-)
+from headrace.runners.local.savepoints import Savepoint, begin_with, fetch_savepoint, given_savepoint, shown, take_savepoint
 from headrace.runners.local.settings import flink_settings
 from headrace.runners.local.storage.folder import local_folder, write_whole
 from headrace.runners.local.storage.lock import LOCK
@@ -108,21 +103,50 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "run-checkpoint-v1.json"
 SERIALIZER = RunCheckpointSerializer(CheckpointSerializer("memory", MemorySplitSerializer()), MemoryHandleSerializer())
 
 
-PEER_OR_USE = (RetriableError, UsageError)
-
-
 def checkpoint(checkpoint_id=3, handles=(), completed=False, epoch=0, before=0):
     positions = Checkpoint(checkpoint_id, (SplitState(MemorySplit("a", checkpoint_id), False),), False)
     return RunCheckpoint(positions, handles, completed, epoch, before)
 
 
+STORES = ExitStack()
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    with STORES:
+        yield
+
+
 def opened(folder, retained=1):
-    return CheckpointStore(str(folder), SERIALIZER, retained)
+    """A store that is closed when the test ends, if not before."""
+    store = CheckpointStore(str(folder), SERIALIZER, retained)
+    store.close = STORES.callback(cache(store.close))
+    return store
 
 
-def test_a_run_whose_lock_was_removed_takes_it_again_and_a_second_run_is_refused(tmp_path, caplog):
+@pytest.fixture
+def store(tmp_path):
+    return opened(tmp_path)
+
+
+def add_workers(store, *numbers):
+    for number in numbers:
+        store.add_worker(number)
+
+
+def pipeline_in_memory(*transform):
+    return Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()), *transform)
+
+
+def part_of_coordination(**attributes):
+    """One that is not started, of these attributes."""
+    coordination = object.__new__(coordinator._Coordination)
+    vars(coordination).update({f"_{name}": value for name, value in attributes.items()})
+    return coordination
+
+
+def test_a_run_whose_lock_was_removed_takes_it_again_and_a_second_run_is_refused(store, tmp_path, caplog):
     """By another process who cleans up. The coordinator looks each second."""
-    store = opened(tmp_path)
     (tmp_path / "lock").unlink()
     store.keep_lock()
     assert "lock was removed while this run is running" in caplog.text
@@ -157,24 +181,17 @@ def test_of_two_runs_that_both_had_the_lock_the_first_changes_nothing_any_more(t
         changes(first)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     second.write(checkpoint(2))
-    first.close()
-    second.close()
 
 
-def test_the_coordinator_looks_after_its_lock(tmp_path):
-    coordination = object.__new__(coordinator._Coordination)
-    looks = []
-
-    def looked():
-        looks.append("looked")
-        raise FencedError("injected")
-
-    coordination._store = SimpleNamespace(keep_lock=looked)
-    coordination._asked_s = float("-inf")
-    coordination._look_for_silent_ones = lambda: None
+def test_the_coordinator_looks_after_its_lock():
+    looked = Mock(side_effect=FencedError("injected"))
+    store = SimpleNamespace(keep_lock=looked)
+    coordination = part_of_coordination(
+        store=store, asked_s=float("-inf"), pool=SimpleNamespace(silent=lambda _: ()), core=SimpleNamespace(workers={})
+    )
     with pytest.raises(FencedError):
         coordination._take(None)
-    assert looks == ["looked"]
+    looked.assert_called_once_with()
 
 
 def test_a_reason_with_lone_surrogates_reaches_the_coordinator():
@@ -221,19 +238,15 @@ def test_a_port_that_is_taken_ends_a_run_that_starts_and_is_tried_again_by_one_t
         port = taken.getsockname()[1]
         kinds = []
         for run in (None, "run-a"):
-            coordination = object.__new__(coordinator._Coordination)
-            coordination._order = SimpleNamespace(settings=RunSettings("x", metrics_port=port), run=run)
-            with pytest.raises(PEER_OR_USE, match=f"cannot be served at 127.0.0.1:{port}") as caught:
-                coordination._serve_metrics()
+            order = SimpleNamespace(settings=RunSettings("x", metrics_port=port), run=run)
+            with pytest.raises((RetriableError, UsageError), match=f"cannot be served at 127.0.0.1:{port}") as caught:
+                part_of_coordination(order=order)._serve_metrics()
             kinds.append((type(caught.value), coordinator._failure(caught.value).is_final))
     assert kinds == [(UsageError, True), (RetriableError, False)]
 
 
 def test_a_login_that_a_store_refuses_ends_a_run_that_starts_and_is_tried_again_by_one_that_continues(monkeypatch):
-    def refuse(location):
-        raise AuthenticationError(f"{location}: the store refuses the login")
-
-    monkeypatch.setattr(coordinator, "run_files", refuse)
+    monkeypatch.setattr(coordinator, "run_files", Mock(side_effect=AuthenticationError("x: the store refuses the login")))
     pipeline = Pipeline(KafkaSource("127.0.0.1:1", topics=["in"]), KafkaSink("127.0.0.1:1", topic="out"))
     for run, kind in ((None, AuthenticationError), ("run-a", RetriableError)):
         order = SimpleNamespace(settings=RunSettings("x"), run=run, pipeline=SimpleNamespace(load=lambda: pipeline))
@@ -250,7 +263,6 @@ def test_a_checkpoint_comes_back_as_it_was_written(tmp_path):
     store.close()
     again = opened(tmp_path / "new" / "folder")
     assert (again.latest(), again.registry.run, again.last_id) == (written, run, 3)
-    again.close()
 
 
 def test_the_golden_checkpoint_is_read_and_written():
@@ -308,7 +320,6 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, ca
     (tmp_path / "checkpoint-000000000001.json").write_bytes(b"{}")
     with pytest.raises(StateError, match="no checkpoint is good"):
         store.latest()
-    store.close()
 
 
 def test_execution_checkpointing_num_retained_keeps_the_newest(tmp_path):
@@ -316,27 +327,23 @@ def test_execution_checkpointing_num_retained_keeps_the_newest(tmp_path):
     for number in (1, 2, 3):
         store.write(checkpoint(number, completed=True))
     assert numbers_in(tmp_path) == [2, 3]
-    store.close()
 
 
 def numbers_in(folder):
     return sorted(int(path.name[-7:-5]) for path in folder.glob("checkpoint-*.json"))
 
 
-def test_a_checkpoint_takes_the_place_of_another_when_it_is_committed(tmp_path):
-    store = opened(tmp_path)
+def test_a_checkpoint_takes_the_place_of_another_when_it_is_committed(store, tmp_path):
     handles = (WorkerHandle(4, MemoryHandle(9)),)
     store.write(checkpoint(1, completed=True, epoch=7))
     store.write(checkpoint(2, handles, epoch=8, before=7))
     assert numbers_in(tmp_path) == [1, 2]
     store.write(checkpoint(2, completed=True, epoch=8, before=7))
     assert numbers_in(tmp_path) == [2]
-    store.close()
 
 
-def test_a_damaged_checkpoint_does_not_push_out_the_one_that_the_run_may_go_back_to(tmp_path):
+def test_a_damaged_checkpoint_does_not_push_out_the_one_that_the_run_may_go_back_to(store, tmp_path):
     """It counts as retained, and an uncommitted one had nothing before it any more."""
-    store = opened(tmp_path)
     store.write(checkpoint(1, completed=True, epoch=7))
     (tmp_path / "checkpoint-000000000002.json").write_bytes(b"torn")
     third = checkpoint(3, (WorkerHandle(4, MemoryHandle(9)),), epoch=8, before=7)
@@ -344,7 +351,6 @@ def test_a_damaged_checkpoint_does_not_push_out_the_one_that_the_run_may_go_back
     assert store.before(third) == checkpoint(1, completed=True, epoch=7)
     store.write(replace(third, handles=(), completed=True))
     assert numbers_in(tmp_path) == [3]
-    store.close()
 
 
 def test_a_run_goes_back_to_the_last_good_checkpoint_after_which_nothing_was_committed(tmp_path):
@@ -362,22 +368,18 @@ def test_a_run_goes_back_to_the_last_good_checkpoint_after_which_nothing_was_com
     store.take_back(3)
     assert numbers_in(tmp_path) == [1, 2]
     assert store.latest() == first
-    store.close()
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_previous_one(tmp_path):
-    store = opened(tmp_path)
+def test_a_checkpoint_that_cannot_be_written_leaves_the_previous_one(store, tmp_path):
     store.write(checkpoint(1))
     (tmp_path / "checkpoint-000000000002.writing").mkdir()  # as a full disk: the file cannot be made
     with pytest.raises(CheckpointNotStoredError, match="checkpoint-000000000002"):
         store.write(checkpoint(2))
     assert store.latest() == checkpoint(1)
-    store.close()
 
 
-def test_what_a_full_disk_took_of_a_checkpoint_does_not_stay_there(tmp_path, monkeypatch):
+def test_what_a_full_disk_took_of_a_checkpoint_does_not_stay_there(store, tmp_path, monkeypatch):
     """Each checkpoint that failed left a part of itself under its own name, which kept the disk full."""
-    store = opened(tmp_path)
     store.write(checkpoint(1))
     before, refused = sorted(os.listdir(tmp_path)), []
 
@@ -395,7 +397,6 @@ def test_what_a_full_disk_took_of_a_checkpoint_does_not_stay_there(tmp_path, mon
     assert all(refused)  # it was there
     assert sorted(os.listdir(tmp_path)) == before
     assert store.latest() == checkpoint(1)
-    store.close()
 
 
 @pytest.mark.parametrize("below", ["", "/below/it"])
@@ -412,10 +413,7 @@ def test_a_place_that_can_be_no_folder_is_refused_by_name(tmp_path, below):
 def test_what_the_disk_refuses_for_good_is_an_error_of_use_and_a_full_one_may_have_space_again(
     tmp_path, monkeypatch, number, kind
 ):
-    def refused(*_):
-        raise OSError(number, "injected")
-
-    monkeypatch.setattr("headrace.runners.local.checkpoints.FolderLock", refused)
+    monkeypatch.setattr("headrace.runners.local.checkpoints.FolderLock", Mock(side_effect=OSError(number, "injected")))
     with pytest.raises(kind, match="injected"):
         opened(tmp_path)
 
@@ -431,20 +429,16 @@ def test_a_checkpoint_of_another_run_or_a_newer_version_is_refused():
             SERIALIZER.deserialize("run-a", newer, "here")
 
 
-def test_numbers_of_workers_are_never_given_twice_and_stay_listed_until_they_are_cleaned_up(tmp_path):
-    store = opened(tmp_path)
-    store.add_worker(0)
-    store.add_worker(1)
+def test_numbers_of_workers_are_never_given_twice_and_stay_listed_until_they_are_cleaned_up(store, tmp_path):
+    add_workers(store, 0, 1)
     store.remove_workers([0])
     store.close()
     again = opened(tmp_path)
     assert (again.registry.next_number, again.registry.not_cleaned_up) == (2, (1,))
     assert again.registry.job(1) == f"{again.registry.run}-1"
-    again.close()
 
 
-def test_checkpoints_without_their_run_are_refused(tmp_path):
-    store = opened(tmp_path)
+def test_checkpoints_without_their_run_are_refused(store, tmp_path):
     store.write(checkpoint(1))
     store.close()
     (tmp_path / "run.json").unlink()
@@ -452,9 +446,8 @@ def test_checkpoints_without_their_run_are_refused(tmp_path):
         opened(tmp_path)
 
 
-def test_a_run_whose_checkpoints_are_gone_does_not_start_over_though_its_run_json_is_there(tmp_path):
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over_though_its_run_json_is_there(store, tmp_path):
     """A sink that is a function has no epoch by which the run could be refused."""
-    store = opened(tmp_path)
     store.write(checkpoint(1))
     store.close()
     [path] = tmp_path.glob("checkpoint-*.json")
@@ -463,22 +456,17 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over_though_its_run_jso
         with pytest.raises(StateError, match=r"checkpoints of this run, run-.*, are gone.*Put them back"):
             opened(tmp_path)
     moved.rename(path)
-    again = opened(tmp_path)
-    assert again.latest() == checkpoint(1)
-    again.close()
+    assert opened(tmp_path).latest() == checkpoint(1)
 
 
-def test_a_run_that_has_stored_no_checkpoint_yet_starts(tmp_path):
-    store = opened(tmp_path)
+def test_a_run_that_has_stored_no_checkpoint_yet_starts(store, tmp_path):
     store.add_worker(0)
     store.close()
     again = opened(tmp_path)
     assert (again.latest(), again.registry.next_number) == (None, 1)
-    again.close()
 
 
-def test_a_removal_that_a_crash_cuts_short_leaves_a_folder_that_starts_over(tmp_path, monkeypatch):
-    store = opened(tmp_path)
+def test_a_removal_that_a_crash_cuts_short_leaves_a_folder_that_starts_over(store, tmp_path, monkeypatch):
     store.write(checkpoint(1, completed=True))
     monkeypatch.setattr(store.files, "remove", dies)
     with pytest.raises(Killed):
@@ -486,18 +474,13 @@ def test_a_removal_that_a_crash_cuts_short_leaves_a_folder_that_starts_over(tmp_
     store.close()
     [path] = tmp_path.glob("checkpoint-*.json")
     path.unlink()  # as far as it came
-    again = opened(tmp_path)
-    assert again.latest() is None
-    again.close()
+    assert opened(tmp_path).latest() is None
 
 
 def test_the_golden_run_json_is_read(tmp_path):
-    golden = (GOLDEN.parent / "run-roster-v1.json").read_bytes()
-    (tmp_path / "run.json").write_bytes(golden)
+    (tmp_path / "run.json").write_bytes((GOLDEN.parent / "run-roster-v1.json").read_bytes())
     (tmp_path / "checkpoint-000000000001.json").write_bytes(b"whatever")
-    store = opened(tmp_path)
-    assert store.registry == WorkerRegistry("run-golden", 3, (1, 2), (), checkpointed=True)
-    store.close()
+    assert opened(tmp_path).registry == WorkerRegistry("run-golden", 3, (1, 2), (), checkpointed=True)
 
 
 @pytest.mark.parametrize(
@@ -542,7 +525,14 @@ class ShownSink(MemorySink, PromptLookup):
 
 
 def committer(store, log, number=0, draw=lambda: 1, clock=lambda: 0.0):
-    return RunCommitter(store, ShownSink(log), store.latest(), number, clock, draw, lambda checkpoint_id: None, lambda _: None)
+    return RunCommitter(store, ShownSink(log), store.latest(), number, lambda checkpoint_id: None, lambda _: None, clock, draw)
+
+
+def recovered(*what, **named):
+    run = committer(*what, **named)
+    job = JobCommitter("x", run)
+    job.recover()
+    return run, job
 
 
 def prepared(log, store, number, row):
@@ -554,8 +544,7 @@ def prepared(log, store, number, row):
 
 def stored_and_aborted(log, store):
     """A row that checkpoint 1 lists, whose transaction was aborted before it was committed. Gives the checkpoint's epoch."""
-    for number in (0, 1):
-        store.add_worker(number)
+    add_workers(store, 0, 1)
     wanted, epoch = prepared(log, store, 1, "row"), (1 << EPOCH_BITS) + 9
     store.write(checkpoint(1, (wanted,), epoch=epoch))
     log.abort(wanted.handle.number)
@@ -567,11 +556,10 @@ def test_a_coordinator_that_died_while_the_sink_recorded_its_checkpoint_is_follo
     with FakeKafka() as kafka:
         kafka.create_topic("out")
         sink = KafkaSink(kafka.bootstrap, topic="out", properties={"default.api.timeout.ms": "3000"})
-        serializer = RunCheckpointSerializer(SERIALIZER._source, sink.handles)
-        store = CheckpointStore(str(tmp_path), serializer, 1)
+        store = CheckpointStore(str(tmp_path), RunCheckpointSerializer(SERIALIZER._source, sink.handles), 1)
 
         def one_lifetime(number):
-            made = RunCommitter(store, sink, store.latest(), number, lambda: 0.0, lambda: 1, lambda _: None, lambda _: None)
+            made = RunCommitter(store, sink, store.latest(), number, lambda _: None, lambda _: None, lambda: 0.0, lambda: 1)
             JobCommitter(store.registry.run, made).recover()
             return made
 
@@ -587,7 +575,6 @@ def test_a_coordinator_that_died_while_the_sink_recorded_its_checkpoint_is_follo
         assert list(kafka.records("out")) == []
         one_lifetime(2)
         assert [record.value for record in kafka.records("out")] == [b"x"]
-        store.close()
 
 
 def dies(*_):
@@ -596,24 +583,19 @@ def dies(*_):
 
 def test_what_a_checkpoint_lists_is_committed_and_what_it_does_not_is_aborted(tmp_path):
     log, store = MemoryTransactionLog(), opened(tmp_path)
-    for number in (0, 1, 2):
-        store.add_worker(number)
+    add_workers(store, 0, 1, 2)
     wanted, unwanted = prepared(log, store, 1, "wanted"), prepared(log, store, 2, "unwanted")
     store.write(checkpoint(1, (wanted,), epoch=9))
-    JobCommitter("x", committer(store, log)).recover()
+    recovered(store, log)
     assert log.rows() == ["wanted"]
     assert not log.unended(store.registry.job(unwanted.number))
     assert store.latest() == checkpoint(1, (), True, epoch=9)
-    store.close()
 
 
 def test_a_living_workers_transaction_outlives_the_commits_of_the_others(tmp_path):
     log, store = MemoryTransactionLog(), opened(tmp_path)
-    run = committer(store, log)
-    job = JobCommitter("x", run)
-    job.recover()
-    for number in (1, 2):
-        store.add_worker(number)
+    run, job = recovered(store, log)
+    add_workers(store, 1, 2)
     handle, others = prepared(log, store, 1, "row"), prepared(log, store, 2, "later")
     run.propose(checkpoint(1).positions)
     job.commit(1, (handle,))
@@ -623,7 +605,6 @@ def test_a_living_workers_transaction_outlives_the_commits_of_the_others(tmp_pat
     run.propose(checkpoint(2).positions)
     job.commit(2, ())
     assert log.unended(store.registry.job(others.number)) == []
-    store.close()
 
 
 def lifetimes(folder, count, each_s, start_s=0.0):
@@ -633,9 +614,8 @@ def lifetimes(folder, count, each_s, start_s=0.0):
         now_s = start_s + lifetime * each_s
         store = opened(folder)
         number = store.registry.next_number
-        for taken in (number, number + 1):
-            store.add_worker(taken)
-        JobCommitter("x", committer(store, log, number, clock=lambda now_s=now_s: now_s)).recover()
+        add_workers(store, number, number + 1)
+        recovered(store, log, number, clock=lambda now_s=now_s: now_s)
         store.close()
     return store.registry
 
@@ -686,48 +666,38 @@ def test_nothing_of_a_dead_worker_is_cleaned_up_before_the_run_is_taken_over(tmp
     assert len(log.unended(store.registry.job(1))) == 1
     JobCommitter("x", run).recover()
     assert log.unended(store.registry.job(1)) == []
-    store.close()
 
 
 def test_a_look_that_lacks_what_is_decided_and_not_marked_yet_makes_no_folder_an_older_copy(tmp_path, monkeypatch):
     """The sink's log leaves out what is decided and not marked in it: that says nothing, and the fence says it all."""
     log, store = MemoryTransactionLog(), opened(tmp_path)
-    run = committer(store, log)
-    job, looks = JobCommitter("x", run), []
-    job.recover()
+    (run, job), looks = recovered(store, log), []
     for number in (1, 2, 3):
         run.propose(checkpoint(number).positions)
         job.commit(number, (prepared(log, store, 1, f"row {number}"),))
         looks.append(MemorySink(log).recorded())
     monkeypatch.setattr(ShownSink, "shown", looks[0])
-    again = committer(store, log)
-    JobCommitter("x", again).recover()
+    again, job = recovered(store, log)
     again.propose(checkpoint(4).positions)
-    JobCommitter("x", again).commit(4, (prepared(log, store, 1, "row 4"),))
+    job.commit(4, (prepared(log, store, 1, "row 4"),))
     assert log.rows() == [f"row {number}" for number in (1, 2, 3, 4)]
-    store.close()
 
 
 def test_a_look_that_shows_what_copies_have_replaced_makes_no_folder_an_older_copy(tmp_path, monkeypatch):
     """Both epochs are of one checkpoint, and the folder has moved on by another one since."""
     log, store = MemoryTransactionLog(), opened(tmp_path)
     first = stored_and_aborted(log, store)
-    run = committer(store, log)
-    job = JobCommitter("x", run)
-    job.recover()
+    run, job = recovered(store, log)
     monkeypatch.setattr(ShownSink, "shown", {store.registry.run: RecordedEpoch(first)})
     for number in (2, 3):
         run.propose(checkpoint(number).positions)
         job.commit(number, () if number == 2 else (prepared(log, store, 1, "later"),))
-        run = committer(store, log)
-        job = JobCommitter("x", run)
-        job.recover()
+        run, job = recovered(store, log)
     assert log.rows() == ["row", "later"]
     assert store.latest().replaced == (first,)
     run.propose(checkpoint(4).positions)
     job.commit(4, ())
     assert store.latest().replaced == ()  # they do not pile up
-    store.close()
 
 
 def test_a_checkpoint_whose_rows_were_copied_comes_back_as_it_was_written():
@@ -741,9 +711,7 @@ def test_a_checkpoint_whose_rows_were_copied_comes_back_as_it_was_written():
 
 def test_an_older_copy_of_a_folder_and_another_branch_are_refused(tmp_path):
     log, store = MemoryTransactionLog(), opened(tmp_path)
-    run = committer(store, log)
-    job = JobCommitter("x", run)
-    job.recover()
+    run, job = recovered(store, log)
     older = (tmp_path / "run.json").read_bytes()
     run.propose(checkpoint(1).positions)
     job.commit(1, (prepared(log, store, 1, "row"),))
@@ -756,25 +724,20 @@ def test_an_older_copy_of_a_folder_and_another_branch_are_refused(tmp_path):
         if has_number_1:
             copy.write(checkpoint(1))
         with pytest.raises(StaleEpochError, match="Continuing would write rows twice"):
-            JobCommitter("x", committer(copy, log)).recover()
+            recovered(copy, log)
         copy.close()
 
 
 def test_a_coordinator_that_was_replaced_commits_nothing(tmp_path):
     log, store = MemoryTransactionLog(), opened(tmp_path / "first")
-    stale = committer(store, log)
-    job = JobCommitter("x", stale)
-    job.recover()
+    stale, job = recovered(store, log)
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "run.json").write_bytes((tmp_path / "first" / "run.json").read_bytes())
-    copy = opened(tmp_path / "copy")
-    JobCommitter("x", committer(copy, log)).recover()
+    recovered(opened(tmp_path / "copy"), log)
     stale.propose(checkpoint(1).positions)
     with pytest.raises(FencedError):
         job.commit(1, (prepared(log, store, 1, "row"),))
     assert log.rows() == []
-    store.close()
-    copy.close()
 
 
 def test_of_two_copies_of_a_folder_one_alone_commits_copies_of_what_was_aborted(tmp_path):
@@ -782,7 +745,7 @@ def test_of_two_copies_of_a_folder_one_alone_commits_copies_of_what_was_aborted(
     log, store = MemoryTransactionLog(), opened(tmp_path / "first")
     first = stored_and_aborted(log, store)
     shutil.copytree(tmp_path / "first", tmp_path / "second")
-    JobCommitter("x", committer(store, log, draw=lambda: 3)).recover()
+    recovered(store, log, draw=lambda: 3)
     assert log.rows() == ["row"]
     stored = store.latest()
     assert first < stored.epoch < 2 << EPOCH_BITS
@@ -790,18 +753,17 @@ def test_of_two_copies_of_a_folder_one_alone_commits_copies_of_what_was_aborted(
     store.close()
     second = opened(tmp_path / "second")
     with pytest.raises(StaleEpochError, match="Continuing would write rows twice"):
-        JobCommitter("x", committer(second, log, draw=lambda: 4)).recover()
+        recovered(second, log, draw=lambda: 4)
     assert log.rows() == ["row"]
     second.close()
-    again = opened(tmp_path / "first")
-    JobCommitter("x", committer(again, log)).recover()
+    recovered(opened(tmp_path / "first"), log)
     assert log.rows() == ["row"]
-    again.close()
 
 
 # --- savepoints -------------------------------------------------------------------------------------------------------
 
 POSITIONS = CheckpointSerializer("memory", MemorySplitSerializer())
+SAVEPOINT = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
 
 
 def as_it_is(positions):
@@ -814,12 +776,9 @@ def test_a_savepoint_has_the_newest_committed_positions_and_another_run_starts_w
     path = take_savepoint(run_files(str(tmp_path / "old")), tmp_path / "made" / "savepoints")  # the run is running
     assert path == tmp_path / "made" / "savepoints" / f"savepoint-{store.registry.run}-000000000007.json"
     new = opened(tmp_path / "new")
-    begin_with(read_savepoint(path), new, POSITIONS, as_it_is)
-    positions = Checkpoint(1, checkpoint(7).positions.splits, False)
-    assert new.latest() == RunCheckpoint(positions, (), completed=True)
+    begin_with(fetch_savepoint(path), new, POSITIONS, as_it_is)
+    assert new.latest() == RunCheckpoint(Checkpoint(1, checkpoint(7).positions.splits, False), (), completed=True)
     assert new.registry.run != store.registry.run
-    store.close()
-    new.close()
 
 
 def test_a_run_that_starts_with_a_savepoint_ends_where_its_own_source_says():
@@ -872,45 +831,33 @@ def test_a_bounded_run_does_not_start_with_a_savepoint_whose_splits_are_gone():
         resumed(Strict(MemoryLog(), bounded=True), gone)
 
 
-def test_a_restart_with_the_same_savepoint_continues_from_its_own_checkpoints(tmp_path):
-    savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
-    store = opened(tmp_path)
+def test_a_restart_with_the_same_savepoint_continues_from_its_own_checkpoints(store):
     for written in (None, checkpoint(2)):
-        begin_with(savepoint, store, POSITIONS, as_it_is)
+        begin_with(SAVEPOINT, store, POSITIONS, as_it_is)
         if written is not None:
             store.write(written)
-            begin_with(savepoint, store, POSITIONS, as_it_is)
+            begin_with(SAVEPOINT, store, POSITIONS, as_it_is)
             assert store.latest() == written
     with pytest.raises(UsageError, match="this run started with another savepoint"):
-        begin_with(Savepoint("run-a", 8, savepoint.source), store, POSITIONS, as_it_is)
-    store.close()
+        begin_with(Savepoint("run-a", 8, SAVEPOINT.source), store, POSITIONS, as_it_is)
 
 
 def test_a_crash_between_the_copy_of_the_savepoint_and_its_checkpoint_is_fixed(tmp_path):
-    savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
-    (tmp_path / "savepoint.json").write_bytes(savepoint.serialize())
+    (tmp_path / "savepoint.json").write_bytes(SAVEPOINT.serialize())
     store = opened(tmp_path)
-    begin_with(savepoint, store, POSITIONS, as_it_is)
+    begin_with(SAVEPOINT, store, POSITIONS, as_it_is)
     assert store.latest() is not None
-    store.close()
 
 
-def test_a_run_that_died_before_its_savepoint_became_a_checkpoint_starts_there_without_being_reported_again(tmp_path):
+def test_a_run_that_died_before_its_savepoint_became_a_checkpoint_starts_there_without_being_reported_again(store, tmp_path):
     """Started without --from-savepoint it started where its source does, and wrote again what came before the savepoint."""
-    savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
-
-    def dies(_):
-        raise RetriableError("injected")
-
-    store = opened(tmp_path)
     with pytest.raises(RetriableError, match="injected"):
-        begin_with(savepoint, store, POSITIONS, dies)
+        begin_with(SAVEPOINT, store, POSITIONS, Mock(side_effect=RetriableError("injected")))
     assert store.latest() is None
     begin_with(None, store, POSITIONS, as_it_is)
     assert store.latest().positions.splits == checkpoint(7).positions.splits
     (tmp_path / "savepoint.json").write_bytes(b"{")
     begin_with(None, store, POSITIONS, as_it_is)  # it continues from its checkpoint, whatever the copy is
-    store.close()
 
 
 def test_a_run_continues_though_the_savepoint_that_it_started_with_is_gone(tmp_path):
@@ -918,28 +865,23 @@ def test_a_run_continues_though_the_savepoint_that_it_started_with_is_gone(tmp_p
     path, folder = tmp_path / "savepoint.json", tmp_path / "run"
     with pytest.raises(UsageError, match="there is no such savepoint"):
         given_savepoint(path, run_files(str(folder)))
-    path.write_bytes(Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode()).serialize())
+    path.write_bytes(SAVEPOINT.serialize())
     store = opened(folder)
     begin_with(given_savepoint(path, store.files), store, POSITIONS, as_it_is)
     path.unlink()
     begin_with(given_savepoint(path, store.files), store, POSITIONS, as_it_is)
     assert store.latest().positions.splits == checkpoint(7).positions.splits
-    store.close()
 
 
-def test_a_run_without_a_savepoint_starts_where_its_source_does(tmp_path):
-    store = opened(tmp_path)
+def test_a_run_without_a_savepoint_starts_where_its_source_does(store, tmp_path):
     begin_with(given_savepoint(None, store.files), store, POSITIONS, as_it_is)
     assert (store.latest(), list(tmp_path.glob("savepoint*"))) == (None, [])
-    store.close()
 
 
-def test_a_folder_with_checkpoints_does_not_start_with_a_savepoint(tmp_path):
-    store = opened(tmp_path)
+def test_a_folder_with_checkpoints_does_not_start_with_a_savepoint(store):
     store.write(checkpoint(1))
     with pytest.raises(UsageError, match="there are checkpoints already"):
-        begin_with(Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode()), store, POSITIONS, as_it_is)
-    store.close()
+        begin_with(SAVEPOINT, store, POSITIONS, as_it_is)
 
 
 def test_no_savepoint_is_made_of_what_is_not_committed_or_not_the_newest(tmp_path):
@@ -954,13 +896,11 @@ def test_no_savepoint_is_made_of_what_is_not_committed_or_not_the_newest(tmp_pat
     with pytest.raises(StateError, match=r"000000000002\.json: the checkpoint of a run cannot be read"):
         take_savepoint(run_files(str(tmp_path)), tmp_path / "savepoints")
     assert not (tmp_path / "savepoints").exists()
-    store.close()
 
 
 def test_what_a_run_that_has_died_left_behind_is_finished_before_its_savepoint_is_taken(tmp_path):
     log, store = MemoryTransactionLog(), opened(tmp_path / "run", retained=2)
-    for number in (0, 1, 2):
-        store.add_worker(number)
+    add_workers(store, 0, 1, 2)
     listed, open_still = prepared(log, store, 1, "listed"), prepared(log, store, 2, "of no process")
     store.write(checkpoint(1, completed=True))
     store.write(checkpoint(2, (listed,), epoch=9))
@@ -974,7 +914,7 @@ def test_what_a_run_that_has_died_left_behind_is_finished_before_its_savepoint_i
         finish(pipeline, str(tmp_path / "run"))
         assert log.rows() == ["listed"]
     assert not log.unended(store.registry.job(open_still.number))
-    savepoint = read_savepoint(take_savepoint(run_files(str(tmp_path / "run")), tmp_path / "savepoints"))
+    savepoint = fetch_savepoint(take_savepoint(run_files(str(tmp_path / "run")), tmp_path / "savepoints"))
     assert savepoint.positions(POSITIONS) == checkpoint(2).positions
     assert len(list((tmp_path / "run").glob("checkpoint-*.json"))) == 2
 
@@ -992,20 +932,20 @@ def test_a_folder_that_is_of_no_run_is_refused_and_nothing_is_made_in_it(tmp_pat
 
 def test_the_golden_savepoint_is_read_and_written():
     golden = GOLDEN.with_name("run-savepoint-v1.json")
-    found = read_savepoint(golden)
+    found = fetch_savepoint(golden)
     assert (found.run, found.positions(POSITIONS)) == ("run-golden", checkpoint(12).positions)
     assert found.serialize() == golden.read_bytes().rstrip(b"\n")
 
 
 def test_a_file_that_is_no_savepoint_is_named(tmp_path):
     with pytest.raises(UsageError, match="there is no such savepoint"):
-        read_savepoint(tmp_path / "none.json")
+        fetch_savepoint(tmp_path / "none.json")
     with pytest.raises(UsageError, match="is a folder"):
-        read_savepoint(tmp_path)
+        fetch_savepoint(tmp_path)
     with pytest.raises(UsageError, match="no savepoint can be read from there"):
         fetch_savepoint("nowhere://bucket/savepoint.json")
     with pytest.raises(StateError, match="its format is 'headrace-run-checkpoint', not 'headrace-savepoint'"):
-        read_savepoint(GOLDEN)
+        fetch_savepoint(GOLDEN)
     for body in ({}, {"run": "a", "checkpoint_id": True, "source": "x"}):
         with pytest.raises(StateError, match="here: the savepoint cannot be read: it is damaged"):
             Savepoint.deserialize(sealed("headrace-savepoint", body), "here")
@@ -1035,7 +975,6 @@ def test_a_savepoint_of_another_source_is_refused_and_nothing_is_started(tmp_pat
         begin_with(Savepoint("run-a", 7, other), store, POSITIONS, as_it_is)
     assert store.last_id == 0
     assert not (tmp_path / "savepoint.json").exists()
-    store.close()
 
 
 def test_a_request_to_rescale_is_read_until_it_is_withdrawn(tmp_path):
@@ -1092,10 +1031,8 @@ def test_a_request_that_is_taken_up_cannot_be_withdrawn_and_is_there_until_it_is
 def test_a_rescale_that_is_withdrawn_during_the_last_checkpoint_is_not_applied(
     tmp_path, monkeypatch, caplog, meanwhile, workers, said
 ):
-    coordination = object.__new__(coordinator._Coordination)
-    coordination._order = SimpleNamespace(settings=RunSettings(str(tmp_path), workers=2))
-    coordination._rescaling = Rescaling(tmp_path, 2, ())
-    stops = []
+    order = SimpleNamespace(settings=RunSettings(str(tmp_path), workers=2))
+    coordination, stops = part_of_coordination(order=order, rescaling=Rescaling(tmp_path, 2, ())), []
 
     def ran():
         stops.extend(coordination._rescaling.is_to_stop() for _ in range(2))
@@ -1121,11 +1058,10 @@ def test_a_second_start_by_mistake_does_not_withdraw_a_rescale(tmp_path, monkeyp
     monkeypatch.setattr("headrace.runners.local.supervisor.CoordinatorProcess.run", refused)
     request_rescale(tmp_path, 3)
     asked = read_requests(tmp_path)
-    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
     with pytest.raises(FencedError, match="another run works with these checkpoints"):
-        supervise(pipeline, RunSettings(str(tmp_path)), forked_apart)
+        supervise(pipeline_in_memory(), RunSettings(str(tmp_path)), forked_apart)
     assert read_requests(tmp_path) == asked
-    assert [order.beginning.passed_over for order in orders] == [asked]
+    assert [order.passed_over for order in orders] == [asked]
 
 
 class Dead:
@@ -1149,13 +1085,15 @@ def test_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monk
         lifetimes.append(order)
         ours, its = multiprocessing.Pipe()
         restarts = pickle.loads(pickle.dumps(order.restarts))
-        coordination = object.__new__(coordinator._Coordination)
-        coordination._order, coordination._tell_supervisor = SimpleNamespace(restarts=restarts), its.send
-        coordination._pool = SimpleNamespace(ended=lambda number, status: WorkerDied(number, "injected", 0.0, 0.5))
         decisions = []
-        coordination._handle = lambda event: decisions.append(restarts.failed(event.now_s, event.chance))
-        coordination._look_for_silent_ones = lambda: None
-        coordination._asked_s = float("inf")
+        coordination = part_of_coordination(
+            order=SimpleNamespace(restarts=restarts),
+            tell_supervisor=its.send,
+            pool=SimpleNamespace(ended=lambda number, status: WorkerDied(number, "injected", 0.0, 0.5), silent=lambda _: ()),
+            core=SimpleNamespace(workers={}),
+            handle=lambda event: decisions.append(restarts.failed(event.now_s, event.chance)),
+            asked_s=float("inf"),
+        )
         coordination._take(coordinator._ProcessEnded(7, 1))
         its.close()
         if isinstance(decisions[0], GiveUp):
@@ -1163,25 +1101,18 @@ def test_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monk
         return self._outcome(ours, Dead())
 
     monkeypatch.setattr("headrace.runners.local.supervisor.CoordinatorProcess.run", run)
-    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
     with pytest.raises(RunFailedError, match="injected; not restarted"):
-        supervise(pipeline, RunSettings(str(tmp_path), restart=FixedDelay(4, 0.0)), forked_apart)
+        supervise(pipeline_in_memory(), RunSettings(str(tmp_path), restart=FixedDelay(4, 0.0)), forked_apart)
     assert len(lifetimes) == 3  # of a worker and a coordinator each, and the fifth failure is one too many
 
 
 def test_a_coordinator_that_cannot_be_started_is_a_failure_that_the_restart_strategy_decides(tmp_path, monkeypatch):
     """Without space for its socket, or a process, the run ended at once, with what Python raises."""
-    tried = []
-
-    def refused(prefix):
-        tried.append(prefix)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    refused = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr("tempfile.TemporaryDirectory", refused)
-    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
     with pytest.raises(RunFailedError, match=r"no coordinator could be started: .*No space left.*restarted 2 times"):
-        supervise(pipeline, RunSettings(str(tmp_path), restart=FixedDelay(2, 0.0)), forked_apart)
-    assert len(tried) == 3
+        supervise(pipeline_in_memory(), RunSettings(str(tmp_path), restart=FixedDelay(2, 0.0)), forked_apart)
+    assert refused.call_count == 3
 
 
 def test_what_a_coordinator_has_said_before_its_end_is_heard(tmp_path):
@@ -1219,15 +1150,13 @@ def test_a_rescale_that_is_given_up_too_late_says_that_it_comes(tmp_path, monkey
     assert is_requested(tmp_path)
 
 
-def test_removed_checkpoints_leave_a_folder_that_starts_over(tmp_path):
-    store = opened(tmp_path)
-    begin_with(Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode()), store, POSITIONS, as_it_is)
+def test_removed_checkpoints_leave_a_folder_that_starts_over(store, tmp_path):
+    begin_with(SAVEPOINT, store, POSITIONS, as_it_is)
     run = store.registry.run
     store.remove()
     store.close()
     again = opened(tmp_path)
     assert (again.latest(), again.registry.run != run) == (None, True)
-    again.close()
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -1238,32 +1167,25 @@ def test_settings_have_flinks_names_and_defaults():
     assert (defaults.min_pause_s, defaults.timeout_s) == (0, 600)
     assert (defaults.tolerable_failed_checkpoints, defaults.retained) == (0, 1)
     assert (defaults.heartbeat_interval_s, defaults.heartbeat_timeout_s, defaults.restart) == (10, 50, ExponentialDelay())
-    assert flink_settings(
-        {
-            "execution.checkpointing.interval": "500 ms",
-            "execution.checkpointing.min-pause": "1 s",
-            "execution.checkpointing.timeout": "2 min",
-            "execution.checkpointing.tolerable-failed-checkpoints": "3",
-            "execution.checkpointing.num-retained": "4",
-            "execution.checkpointing.savepoint-dir": "/savepoints",
-            "execution.state-recovery.path": "/savepoints/one.json",
-            "execution.checkpointing.externalized-checkpoint-retention": "DELETE_ON_CANCELLATION",
-            "heartbeat.interval": "1000",
-            "heartbeat.timeout": "5 s",
-            "restart-strategy.type": "fixed-delay",
-            "restart-strategy.fixed-delay.attempts": "7",
-        }
-    ) == {
-        "interval_s": 0.5,
-        "min_pause_s": 1.0,
-        "timeout_s": 120.0,
-        "tolerable_failed_checkpoints": 3,
-        "retained": 4,
-        "savepoints": "/savepoints",
-        "from_savepoint": "/savepoints/one.json",
+    given = {
+        "execution.checkpointing.interval": ("500 ms", "interval_s", 0.5),
+        "execution.checkpointing.min-pause": ("1 s", "min_pause_s", 1.0),
+        "execution.checkpointing.timeout": ("2 min", "timeout_s", 120.0),
+        "execution.checkpointing.tolerable-failed-checkpoints": ("3", "tolerable_failed_checkpoints", 3),
+        "execution.checkpointing.num-retained": ("4", "retained", 4),
+        "execution.checkpointing.savepoint-dir": ("/savepoints", "savepoints", "/savepoints"),
+        "execution.state-recovery.path": ("/savepoints/one.json", "from_savepoint", "/savepoints/one.json"),
+        "heartbeat.interval": ("1000", "heartbeat_interval_s", 1.0),
+        "heartbeat.timeout": ("5 s", "heartbeat_timeout_s", 5.0),
+    }
+    others = {
+        "execution.checkpointing.externalized-checkpoint-retention": "DELETE_ON_CANCELLATION",
+        "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.attempts": "7",
+    }
+    assert flink_settings({name: text for name, (text, _, _) in given.items()} | others) == {
+        **{setting: value for _, setting, value in given.values()},
         "retention": Retention.DELETE_ON_CANCELLATION,
-        "heartbeat_interval_s": 1.0,
-        "heartbeat_timeout_s": 5.0,
         "restart": FixedDelay(7, 1.0),
     }
 
@@ -1364,7 +1286,7 @@ def test_a_pipeline_of_what_cannot_be_its_part_is_refused():
 
 
 def test_a_pipeline_that_cannot_travel_is_refused_before_anything_starts(tmp_path):
-    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()), lambda batch: batch)
+    pipeline = pipeline_in_memory(lambda batch: batch)
     with pytest.raises(UsageError, match="a function at the top of a module"):
         pipeline.run(checkpoints=str(tmp_path))
     with pytest.raises(UsageError, match="needs a folder for its checkpoints"):
@@ -1407,9 +1329,8 @@ def test_a_file_that_cannot_be_loaded_is_named_with_its_line(tmp_path):
 
 def test_run_in_a_process_of_the_run_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(multiprocessing.current_process(), "name", f"{PROCESS_NAME}coordinator")
-    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
     with pytest.raises(UsageError, match="call it under if __name__ == '__main__'"):
-        pipeline.run(checkpoints=str(tmp_path))
+        pipeline_in_memory().run(checkpoints=str(tmp_path))
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
@@ -1446,10 +1367,8 @@ def test_a_worker_of_another_version_is_refused():
         check_hello(pb.FromWorker(heartbeat=pb.Heartbeat()), "1.0")
 
 
-def test_attempts_of_different_workers_are_never_equal(tmp_path):
-    store = opened(tmp_path)
+def test_attempts_of_different_workers_are_never_equal(store):
     assert len({Attempt(store.registry.job(number), 0, 0, 0) for number in range(3)}) == 3
-    store.close()
 
 
 def casts(batch):
@@ -1457,7 +1376,7 @@ def casts(batch):
 
 
 def test_an_error_of_the_users_function_names_its_own_line_though_a_library_has_raised():
-    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()), casts)
+    pipeline = pipeline_in_memory(casts)
     with pytest.raises(pa.ArrowInvalid) as raised:
         list(pipeline.transformed(pa.record_batch({"value": ["no number"]})))
     assert not traceback.extract_tb(raised.value.__traceback__)[-1].filename.endswith("test_run_checkpoints.py")

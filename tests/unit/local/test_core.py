@@ -53,13 +53,8 @@ SPLITS = [MemorySplit(name, 0) for name in "abcd"]
 
 def core(schedule=None, strategy=None, workers=2, first=5):
     enumerator = create_enumerator(BalancedEnumerator, parallelism=workers)
-    return RunCore(
-        enumerator,
-        schedule or RunSchedule(10.0),
-        Restarts(strategy or FixedDelay(3, 2.0)),
-        next_number=first,
-        last_checkpoint_id=7,
-    )
+    restarts = Restarts(strategy or FixedDelay(3, 2.0))
+    return RunCore(enumerator, schedule or RunSchedule(10.0), restarts, next_number=first, last_checkpoint_id=7)
 
 
 def running(schedule=None, strategy=None, splits=tuple(SPLITS), complete=False):
@@ -88,6 +83,13 @@ def collected(run, assigned, checkpoint_id, at=3):
     return run.handle(snapshot(6, assigned[6], checkpoint_id, at, [f"h6-{checkpoint_id}"]))
 
 
+def stored(run, assigned):
+    """Checkpoint 8."""
+    run.handle(CheckpointDue())
+    collected(run, assigned, 8)
+    run.handle(CheckpointStored(8))
+
+
 def test_workers_start_while_the_last_checkpoint_is_completed_and_read_only_afterwards():
     run = core()
     assert run.handle(RunStarted()) == [StartWorker(0, 5), StartWorker(1, 6), Recover()]
@@ -113,12 +115,10 @@ def test_a_checkpoint_is_positions_and_handles_of_all_workers():
     commit = only(CommitCheckpoint, collected(run, assigned, 8))
     assert commit.handles == (WorkerHandle(5, "h5-8"), WorkerHandle(6, "h6-8"))
     assert {state.split.next_offset for state in commit.checkpoint.splits} == {3}
-    stored = run.handle(CheckpointStored(8))
-    assert [command for command in stored if isinstance(command, NotifyCheckpointStored)] == [
-        NotifyCheckpointStored(5, 8),
-        NotifyCheckpointStored(6, 8),
-    ]
-    assert PublishPositions not in map(type, stored)  # a group shows what is visible
+    commands = run.handle(CheckpointStored(8))
+    notified = [command for command in commands if isinstance(command, NotifyCheckpointStored)]
+    assert notified == [NotifyCheckpointStored(5, 8), NotifyCheckpointStored(6, 8)]
+    assert PublishPositions not in map(type, commands)  # a group shows what is visible
     assert [type(command) for command in run.handle(CheckpointCommitted(8))] == [PublishPositions]
     assert run.phase is RunPhase.RUNNING
 
@@ -134,9 +134,7 @@ def test_execution_checkpointing_interval_counts_on_while_a_checkpoint_is_under_
 
 def test_execution_checkpointing_min_pause_starts_when_a_checkpoint_ends():
     run, assigned = running(RunSchedule(1.0, min_pause_s=5.0))
-    run.handle(CheckpointDue())
-    collected(run, assigned, 8)
-    run.handle(CheckpointStored(8))
+    stored(run, assigned)
     assert SetTimer(5.0, PauseOver()) in run.handle(CheckpointCommitted(8))
     assert run.handle(CheckpointDue()) == [SetTimer(1.0, CheckpointDue())]
     assert TakeSnapshot(5, 9) in run.handle(PauseOver())
@@ -144,9 +142,7 @@ def test_execution_checkpointing_min_pause_starts_when_a_checkpoint_ends():
 
 def paused_for_an_hour():
     run, assigned = running(RunSchedule(1.0, min_pause_s=3600.0), complete=True)
-    run.handle(CheckpointDue())
-    collected(run, assigned, 8)
-    run.handle(CheckpointStored(8))
+    stored(run, assigned)
     assert SetTimer(3600.0, PauseOver()) in run.handle(CheckpointCommitted(8))
     return run, assigned
 
@@ -173,11 +169,9 @@ def test_execution_checkpointing_timeout_fails_a_checkpoint_and_its_handles_go_t
     run, assigned = running(RunSchedule(1.0, timeout_s=30.0, tolerable_failed_checkpoints=1))
     assert SetTimer(30.0, CheckpointTimedOut(8)) in run.handle(CheckpointDue())
     run.handle(snapshot(5, assigned[5], 8, 3, ["early"]))
-    settings = only(ReportCheckpointFailure, run.handle(CheckpointTimedOut(8)))
-    assert (settings.checkpoint_id, settings.reason[:68]) == (
-        8,
-        "it was not complete after 30 s; worker 6 did not prepare for it in t",
-    )
+    failure = only(ReportCheckpointFailure, run.handle(CheckpointTimedOut(8)))
+    assert failure.checkpoint_id == 8
+    assert failure.reason.startswith("it was not complete after 30 s; worker 6 did not prepare for it in t")
     run.handle(snapshot(6, assigned[6], 8, 3, ["late"]))
     run.handle(CheckpointDue())
     run.handle(PauseOver())
@@ -187,9 +181,7 @@ def test_execution_checkpointing_timeout_fails_a_checkpoint_and_its_handles_go_t
 
 def test_the_timeout_of_a_checkpoint_that_is_over_means_nothing():
     run, assigned = running()
-    run.handle(CheckpointDue())
-    collected(run, assigned, 8)
-    run.handle(CheckpointStored(8))
+    stored(run, assigned)
     run.handle(CheckpointCommitted(8))
     assert run.handle(CheckpointTimedOut(8)) == []
 

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from botocore.exceptions import ClientError
@@ -303,13 +303,8 @@ def of_s3(code):
 @pytest.mark.parametrize(
     "refusal",
     [
-        PermissionError("Forbidden"),
-        NoCredentialsError("none"),
-        AnswerError(401),
-        AnswerError(403),
-        of_s3("InvalidToken"),
-        of_s3("AuthorizationHeaderMalformed"),
-        of_s3("InvalidAccessKeyId"),
+        *[PermissionError("Forbidden"), NoCredentialsError("none"), AnswerError(401), AnswerError(403)],
+        *map(of_s3, ("InvalidToken", "AuthorizationHeaderMalformed", "InvalidAccessKeyId")),
     ],
 )
 @pytest.mark.parametrize("request_", ["names", "create"])
@@ -335,11 +330,7 @@ def test_a_login_that_was_good_and_is_refused_later_is_an_outage():
     store = MemoryStore()
     log = ObjectLog("mem://x", store)
     log.claim()
-
-    def refuse(what, when):
-        raise PermissionError("ExpiredToken")
-
-    store.around = refuse
+    store.around = Mock(side_effect=PermissionError("ExpiredToken"))
     with pytest.raises(RetriableError, match="refuses what it tolerated before"):
         log.write("a.json", b"a")
 
@@ -347,21 +338,13 @@ def test_a_login_that_was_good_and_is_refused_later_is_an_outage():
 @pytest.mark.parametrize(
     "passing",
     [
-        AnswerError(429),
-        AnswerError(503),
-        of_s3("SlowDown"),
-        of_s3("InternalError"),
-        ConnectionError("reset"),
-        OSError(16, "SlowDown"),
+        *[AnswerError(429), AnswerError(503), of_s3("SlowDown"), of_s3("InternalError")],
+        *[ConnectionError("reset"), OSError(16, "SlowDown")],
     ],
 )
 def test_what_may_pass_is_an_outage(passing):
     store = MemoryStore()
-
-    def around(what, when):
-        raise passing
-
-    store.around = around
+    store.around = Mock(side_effect=passing)
     with pytest.raises(RetriableError, match="does not answer as it should"):
         ObjectLog("mem://x", store)
 
@@ -417,8 +400,7 @@ def test_the_golden_log_is_read(request):
 def test_other_objects_of_the_folder_are_let_alone():
     objects = {"log/notes.txt": b"mine", "log/0001": b"mine", "log/.x.probe": b"1"}
     kept = dict(objects)
-    log = opened(objects)
-    log.write("a", b"1")
+    opened(objects).write("a", b"1")
     assert files(objects) == {"a": b"1"}
     assert {name: objects[name] for name in kept} == kept
 

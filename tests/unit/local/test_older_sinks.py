@@ -6,6 +6,7 @@ import shutil
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -45,7 +46,7 @@ class Run:
             store.add_worker(number)
             latest = store.latest()
             run: RunCommitter[Any, Any] = RunCommitter(
-                store, self.sink, latest, number, lambda: 0.0, lambda: 1, lambda _: None, lambda _: None
+                store, self.sink, latest, number, lambda _: None, lambda _: None, lambda: 0.0, lambda: 1
             )
             stack.enter_context(closing(run))
             job = JobCommitter("x", run)
@@ -140,11 +141,8 @@ def test_a_coordinator_that_dies_around_the_record_is_continued(upsert, rig, mon
 
 
 def test_a_database_that_is_away_when_it_is_recorded_leaves_a_checkpoint_that_is_completed_later(upsert, monkeypatch):
-    def away(*_: Any) -> None:
-        raise RetriableError("away")
-
     with monkeypatch.context() as patched:
-        patched.setattr(CommitStore, "record", away)
+        patched.setattr(CommitStore, "record", Mock(side_effect=RetriableError("away")))
         with pytest.raises(RetriableError):
             upsert.lifetime(1)
     assert upsert.lifetime(2).completed

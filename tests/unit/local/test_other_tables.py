@@ -94,7 +94,7 @@ def test_an_iceberg_table_that_was_recreated_between_two_lives_is_refused(tmp_pa
     store.add_worker(0)
 
     def lifetime() -> tuple[RunCommitter[Any, Any], JobCommitter[Any]]:
-        run = RunCommitter(store, sink, store.latest(), 0, lambda: 0.0, lambda: 1, lambda _: None, lambda _: None)
+        run = RunCommitter(store, sink, store.latest(), 0, lambda _: None, lambda _: None, lambda: 0.0, lambda: 1)
         job = JobCommitter("x", run)
         job.recover()
         return run, job

@@ -163,10 +163,7 @@ class TestWhatGoesWhere:
 class TestWhatIsStored:
     def test_the_golden_checkpoint_is_read_and_written(self):
         two = serializer("good", "bad")
-        handles = [
-            WorkerHandle(3, OutputHandle("good", MemoryHandle(7))),
-            WorkerHandle(3, OutputHandle("bad", MemoryHandle(8))),
-        ]
+        handles = [WorkerHandle(3, OutputHandle(name, MemoryHandle(number))) for name, number in (("good", 7), ("bad", 8))]
         wanted = checkpoint(12, *handles, epoch=99, epoch_before=98, by_output={"bad": (98, 99), "good": (97, 99)})
         assert two.deserialize("run-golden", GOLDEN.read_bytes(), "golden") == wanted
         assert two.serialize("run-golden", wanted) == GOLDEN.read_bytes().rstrip(b"\n")
@@ -205,7 +202,7 @@ class TestOneDecision:
     def lifetime(folder, sink, number):
         store = CheckpointStore(str(folder), RunCheckpointSerializer(POSITIONS, Outputs(sink).handles), 1)
         store.add_worker(number)
-        run = RunCommitter(store, sink, store.latest(), number, lambda: 0.0, lambda: number, lambda _: None, lambda _: None)
+        run = RunCommitter(store, sink, store.latest(), number, lambda _: None, lambda _: None, lambda: 0.0, lambda: number)
         return store, run, JobCommitter(store.registry.run, run)
 
     @staticmethod

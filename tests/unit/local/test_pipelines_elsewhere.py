@@ -76,9 +76,15 @@ def savepoint_of(kafka, path, offsets, serializer=None, topic="in"):
     splits = [KafkaSplit(topic, topic_id, number, at) for number, at in enumerate(offsets)]
     states = tuple(SplitState(split, finished=False) for split in splits)
     serializer = CheckpointSerializer("kafka", KafkaSource("x:1", topics=["in"]).split_serializer)
-    source = serializer.serialize(Checkpoint(7, states, exhausted=False)).decode()
-    path.write_bytes(Savepoint("run-a", 7, source).serialize())
+    path.write_bytes(Savepoint("run-a", 7, serializer.serialize(Checkpoint(7, states, exhausted=False)).decode()).serialize())
     return str(path)
+
+
+@pytest.fixture
+def savepoint(kafka, tmp_path):
+    """Of a run that has read 14 of 30 records."""
+    produce(kafka, 0, 30)
+    return savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
 
 
 class TestOnSpark:
@@ -141,8 +147,7 @@ class TestOnSpark:
         kafka.append("in", b'{"a": 1}', b"{", b'{"a": 2}')
         numbers = JsonFormat(pa.struct([("a", pa.int64())]))
         read = {"columns": ["value", "deadLetter"], "value": numbers, "on_bad_record": "keep"}
-        sink = KafkaSink(kafka.bootstrap, topic="out", value=numbers)
-        pipeline = copying(kafka, DeadLetters("letters"), sink, **read)
+        pipeline = copying(kafka, DeadLetters("letters"), KafkaSink(kafka.bootstrap, topic="out", value=numbers), **read)
         pipeline.start_on_spark(spark, checkpointLocation=str(tmp_path)).processAllAvailable()
         assert [record.value for record in kafka.records("letters")] == [b"{"]
         assert sorted(json.loads(record.value)["a"] for record in kafka.records("out")) == [1, 2]
@@ -191,9 +196,7 @@ class TestOnSpark:
 
 
 class TestAQueryThatBeginsWithASavepoint:
-    def test_continues_where_it_is_and_reads_what_has_appeared_since_from_its_first_record(self, kafka, spark, tmp_path):
-        produce(kafka, 0, 30)
-        savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
+    def test_continues_where_it_is_and_reads_what_appeared_since_from_its_first_record(self, kafka, spark, savepoint, tmp_path):
         for topic in ("in", "out"):
             kafka.add_partitions(topic, PARTITIONS + 1)
         kafka.append("in", b"1000", partition=PARTITIONS)
@@ -204,9 +207,7 @@ class TestAQueryThatBeginsWithASavepoint:
         left = [number for number in range(30) if number // 3 >= [4, 10, 0][number % 3]]
         assert seen(kafka) == Counter([*left, 1000])
 
-    def test_looks_at_it_only_while_it_has_no_checkpoint(self, kafka, spark, tmp_path, caplog):
-        produce(kafka, 0, 30)
-        savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
+    def test_looks_at_it_only_while_it_has_no_checkpoint(self, kafka, spark, savepoint, tmp_path, caplog):
         folder = str(tmp_path / "checkpoint")
         copying(kafka).start_on_spark(spark, checkpointLocation=folder, startFromSavepoint=savepoint).plan()
         assert "is not looked at" not in caplog.text
@@ -218,9 +219,7 @@ class TestAQueryThatBeginsWithASavepoint:
         assert len(seen(kafka)) == 16 + 30
         assert caplog.text.count("is not looked at") == 1
 
-    def test_starts_at_the_same_positions_when_it_was_killed_before_its_first_batch_was_planned(self, kafka, spark, tmp_path):
-        produce(kafka, 0, 30)
-        savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
+    def test_starts_at_the_same_positions_when_it_was_killed_before_its_first_plan(self, kafka, spark, savepoint, tmp_path):
         for _ in range(2):
             query = copying(kafka).start_on_spark(spark, checkpointLocation=str(tmp_path / "q"), startFromSavepoint=savepoint)
             query._reader.latestOffset(query._reader.initialOffset(), None)
@@ -246,9 +245,7 @@ class TestAQueryThatBeginsWithASavepoint:
                 query.processAllAvailable()
 
 
-def test_a_savepoints_epoch_becomes_a_querys_and_positions_are_by_topic_id(kafka, spark, tmp_path):
-    produce(kafka, 0, 30)
-    savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
+def test_a_savepoints_epoch_becomes_a_querys_and_positions_are_by_topic_id(kafka, spark, savepoint, tmp_path):
     query = copying(kafka).start_on_spark(spark, checkpointLocation=str(tmp_path / "q"), startFromSavepoint=savepoint)
     query.processAllAvailable()
     (own,) = (body_of(key.removeprefix("headrace:")) for key in query._end(0) if key.startswith("headrace:"))
@@ -306,9 +303,7 @@ class TestOnBeam:
         with on_direct() as p:
             pipeline.expand_on_beam(p, **arguments)
 
-    def test_a_bounded_stretch_is_copied_from_where_a_savepoint_is(self, kafka, tmp_path):
-        produce(kafka, 0, 30)
-        savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
+    def test_a_bounded_stretch_is_copied_from_where_a_savepoint_is(self, kafka, savepoint):
         sink = AtLeastOnceKafkaSink(kafka.bootstrap, topic="out")
         self.expanded(copying(kafka, sink=sink, stop=Latest()), start_from_savepoint=savepoint)
         assert seen(kafka) == Counter(number for number in range(30) if number // 3 >= [4, 10, 0][number % 3])
@@ -336,9 +331,7 @@ class TestOnBeam:
             self.expanded(copying(kafka, sink=AtLeastOnceKafkaSink(kafka.bootstrap, topic="out")))
 
     @pytest.mark.parametrize("limit", [{"stop": Latest()}, {"max_num_records": 16}])
-    def test_read_from_kafka_starts_where_a_savepoint_is_whatever_else_says_where(self, kafka, tmp_path, limit):
-        produce(kafka, 0, 30)
-        savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
+    def test_read_from_kafka_starts_where_a_savepoint_is_whatever_else_says_where(self, kafka, savepoint, limit):
         config = {"bootstrap.servers": kafka.bootstrap, "auto.offset.reset": "latest"}
         with on_direct() as p:
             pairs = p | ReadFromKafka(config, ["in"], start_from_savepoint=savepoint, **limit)

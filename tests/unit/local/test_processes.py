@@ -29,7 +29,7 @@ from headrace.run import FixedDelay, Pipeline
 from headrace.runners.local.monitoring.status import read_status
 from headrace.runners.local.processes import WorkerProcesses
 from headrace.runners.local.rescale import is_requested, request_rescale
-from headrace.runners.local.savepoints import read_savepoint, take_savepoint
+from headrace.runners.local.savepoints import fetch_savepoint, take_savepoint
 from headrace.runners.local.storage.places import run_files
 from headrace.runners.waiting import wait_until
 from headrace.testing import FakeKafka
@@ -124,8 +124,6 @@ COMMAND = "from headrace.cli import main; main()"
 
 
 class Run:
-    """`headrace run` in its own process."""
-
     def __init__(
         self, kafka, folder, *options, workers, job=JOB, checkpoints=None, environment=None, program=COMMAND, interval="200 ms"
     ):
@@ -149,6 +147,12 @@ class Run:
         with self.log.open("ab") as log:
             environment = os.environ | {"PYTHONPATH": python_path()} | (environment or {})
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
 
     def group(self, workers):
         """The coordinator's process id and those of its workers, once all of them are there."""
@@ -221,7 +225,7 @@ def test_killed_and_frozen_processes_neither_lose_a_record_or_a_dead_letter_nor_
         run.stop()
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["lock"]
         (savepoint,) = (tmp_path / "savepoints").iterdir()
-        assert read_savepoint(savepoint).checkpoint_id > 1
+        assert fetch_savepoint(savepoint).checkpoint_id > 1
         assert str(savepoint) in run.log.read_text()
         assert seen(kafka) == Counter(range(produced)) - Counter(bad)
         assert dead(kafka) == Counter(range(0, produced, 4))
@@ -263,8 +267,7 @@ pipeline = Pipeline(
 
 def test_two_outputs_are_committed_together_though_workers_and_coordinators_are_killed_between_them(kafka, tmp_path):
     orders = [tmp_path / method for method in ("listed", "end_all")]
-    run = Run(kafka, tmp_path, workers=2, job=TWO_OUTPUTS.format(kafka.bootstrap, str(tmp_path)))
-    try:
+    with Run(kafka, tmp_path, workers=2, job=TWO_OUTPUTS.format(kafka.bootstrap, str(tmp_path))) as run:
         produced = 0
 
         def more(what):
@@ -285,8 +288,6 @@ def test_two_outputs_are_committed_together_though_workers_and_coordinators_are_
         assert seen(kafka) == Counter(range(0, produced, 2))
         assert seen(kafka, "letters") == Counter(range(1, produced, 2))
         assert run.log.read_text().count("the coordinator's process ended with status -9") == len(orders)
-    finally:
-        run.kill()
 
 
 def test_of_two_runs_on_copies_of_one_folder_one_continues_and_the_other_ends_with_an_error(kafka, tmp_path):
@@ -321,8 +322,7 @@ def test_of_two_runs_on_copies_of_one_folder_one_continues_and_the_other_ends_wi
 
 def test_a_coordinator_that_stood_still_continues_with_its_workers(kafka, tmp_path):
     """It took them for silent, killed all of them, and counted each as a failure: with few restarts the run was over."""
-    run = Run(kafka, tmp_path, workers=2)
-    try:
+    with Run(kafka, tmp_path, workers=2) as run:
         produce(kafka, 0, 300)
         run.wait(lambda: seen(kafka).keys() >= set(range(300)), "the first records")
         coordinator, workers = run.group(2)
@@ -337,8 +337,6 @@ def test_a_coordinator_that_stood_still_continues_with_its_workers(kafka, tmp_pa
         run.stop()
         assert "nothing was heard" not in run.log.read_text()
         assert seen(kafka) == Counter(range(600))
-    finally:
-        run.kill()
 
 
 def test_checkpoints_in_a_store_bear_kills_and_lost_answers_and_a_run_of_another_machine_takes_over(kafka, tmp_path):
@@ -378,7 +376,7 @@ def test_checkpoints_in_a_store_bear_kills_and_lost_answers_and_a_run_of_another
             command = [sys.executable, "-c", "from headrace.cli import main; main()", "savepoint", url, str(tmp_path)]
             here = os.environ | login | {"PYTHONPATH": python_path()}
             found = subprocess.run(command, env=here, capture_output=True, text=True, check=True)
-            assert read_savepoint(Path(found.stdout.strip())).checkpoint_id > 1
+            assert fetch_savepoint(Path(found.stdout.strip())).checkpoint_id > 1
             third.stop()
             assert seen(kafka) == Counter(range(1200))
             kept = store.client().list_objects_v2(Bucket="bucket")["Contents"]
@@ -416,7 +414,6 @@ def lag(folder):
 
 
 def phase(folder):
-    """As `headrace top` shows it; None while it is not known."""
     status = read_status(folder)
     return None if status is None else status["phase"]
 
@@ -495,9 +492,8 @@ def test_a_script_that_calls_run_at_its_top_is_reported_so_and_not_run_again_and
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED.format(kafka.bootstrap, str(tmp_path / "checkpoints")))
     environment = os.environ | {"PYTHONPATH": python_path()}
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, check=False, env=environment, timeout=TIMEOUT_S
-    )
+    command = [sys.executable, script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=TIMEOUT_S)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith("call it under if __name__ == '__main__'")
     assert "starts again" not in done.stderr
@@ -585,8 +581,7 @@ finally:
 
 def test_a_run_that_is_a_containers_first_process_waits_for_what_its_coordinators_leave(kafka, tmp_path):
     """Each restart kept the numbers of the worker processes and the workers, until the container would have had none."""
-    run = Run(kafka, tmp_path, workers=2, program=FIRST_OF_A_CONTAINER)
-    try:
+    with Run(kafka, tmp_path, workers=2, program=FIRST_OF_A_CONTAINER) as run:
         for count in (1, 2):
             produce(kafka, 100 * (count - 1), 100)
             run.wait(lambda count=count: seen(kafka).keys() >= set(range(100 * count)), f"{count} is alive")
@@ -595,5 +590,3 @@ def test_a_run_that_is_a_containers_first_process_waits_for_what_its_coordinator
         run.wait(lambda: seen(kafka) == Counter(range(300)), "the third lifetime")
         run.stop()
         assert "left dead: 0" in run.log.read_text()
-    finally:
-        run.kill()

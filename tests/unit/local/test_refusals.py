@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,7 +43,7 @@ class ChangesFolder(Folder):
         self.sink = DeltaSink(str(root / "table"), changes=changes)
         self.sink.create_table(schema, partition_by)
         self.now_s, self.drawn = 0.0, 0
-        self.store = CheckpointStore(str(root / "checkpoints"), SERIALIZER, 1)
+        self.store = self.opened("checkpoints")
         self.store.add_worker(0)
 
     def wrote(self, number: int, epoch: int, *rows: dict[str, Any], schema: pa.Schema | None = None) -> WorkerHandle[Any]:
@@ -52,11 +52,9 @@ class ChangesFolder(Folder):
             transaction.write(pa.RecordBatch.from_pylist(list(rows), schema=schema or self.schema))
             return WorkerHandle(number, transaction.prepare())
 
-    def living(self) -> tuple[RunCommitter[Any, Any], JobCommitter[Any]]:
-        """A coordinator that has recovered."""
-        run, job = self.coordinator()
-        job.recover()
-        return run, job
+    def with_checkpoint_1(self) -> ChangesFolder:
+        commit(*self.living(), 1, self.wrote(1, 0, {"id": 1, "name": "x"}))
+        return self
 
     def refused(self, number: int, row: dict[str, Any], then: Callable[[], None] = lambda: None) -> None:
         """A coordinator stores this checkpoint, and the library refuses its commit after `then`."""
@@ -130,17 +128,14 @@ def refusing(number: int, then: Callable[[], None]) -> Callable[[int, Callable[[
 @pytest.mark.parametrize("changes", [None, Changes(("id",), ())], ids=["rows", "changes"])
 def test_a_stored_checkpoint_that_the_table_refuses_is_taken_back(tmp_path, changes):
     """Another process alters the table between check and commit: the run continues from the checkpoint before."""
-    folder = ChangesFolder(tmp_path, IDS, changes)
-    run, job = folder.living()
-    commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
+    folder = ChangesFolder(tmp_path, IDS, changes).with_checkpoint_1()
     folder.refused(2, {"id": 2, "name": "y"}, folder.alter)
     assert folder.checkpoints() == [(1, True), (2, False)]
     with pytest.raises(RetriableError, match=r"checkpoint 2 cannot be committed: .*\(name\).* continues from checkpoint 1$"):
         folder.coordinator()[1].recover()
     assert folder.checkpoints() == [(1, True)]
     run, job = folder.living()
-    numbers = pa.schema([("id", pa.int64()), ("name", pa.int64())])
-    commit(run, job, 2, folder.wrote(3, 0, {"id": 2, "name": 2}, schema=numbers))
+    commit(run, job, 2, folder.wrote(3, 0, {"id": 2, "name": 2}, schema=pa.schema([("id", pa.int64()), ("name", pa.int64())])))
     assert folder.rows() == [(0, 0), (2, 2)]
     assert folder.left_open() == set()
     assert folder.checkpoints() == [(2, True)]
@@ -156,9 +151,7 @@ def test_a_stored_checkpoint_whose_table_is_as_it_was_again_is_committed(tmp_pat
 
 def test_a_refusal_that_only_the_commit_itself_makes_takes_the_checkpoint_back_too(tmp_path):
     """What the library refuses to write, whatever was looked at before."""
-    folder = ChangesFolder(tmp_path)
-    run, job = folder.living()
-    commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
+    folder = ChangesFolder(tmp_path).with_checkpoint_1()
     folder.refused(2, {"id": 2, "name": "y"})
     with pytest.raises(RetriableError, match="checkpoint 2 cannot be committed: injected: refused"):
         folder.coordinator(None, refusing(2, lambda: None))[1].recover()
@@ -169,9 +162,7 @@ def test_a_refusal_that_only_the_commit_itself_makes_takes_the_checkpoint_back_t
 
 def test_a_commit_that_has_succeeded_though_it_was_said_to_be_refused_is_not_taken_back(tmp_path):
     """The proof is the table's own word after another fence, not the error."""
-    folder = ChangesFolder(tmp_path)
-    run, job = folder.living()
-    commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
+    folder = ChangesFolder(tmp_path).with_checkpoint_1()
     folder.refused(2, {"id": 2, "name": "y"})
     run, job = folder.coordinator()
     driver = run._state.outputs[0].driver
@@ -212,24 +203,15 @@ def test_a_first_checkpoint_that_the_table_refuses_is_kept_and_tried_again_where
 
 def test_a_checkpoint_is_not_taken_back_where_the_source_has_removed_what_would_be_read_again(tmp_path, monkeypatch):
     """Its rows are in the files that it lists, and nowhere else: they are there when the table is as it was."""
-    folder = ChangesFolder(tmp_path)
-    run, job = folder.living()
-    commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
+    folder = ChangesFolder(tmp_path).with_checkpoint_1()
     before = DeltaTable(folder.sink.uri).version()
     folder.refused(2, {"id": 2, "name": "y"}, folder.alter)
-    asked = []
-
-    def removed(splits: Any) -> None:
-        asked.append(splits)
-        raise DataLossError("injected: a: offsets 1 to 4 were deleted")
-
+    removed = Mock(side_effect=DataLossError("injected: a: offsets 1 to 4 were deleted"))
     monkeypatch.setattr(folder, "check_readable", removed)
-    with pytest.raises(
-        RetriableError,
-        match=r"checkpoint 2 .*\(name\).* checkpoint 1, cannot be used, .*injected: a: offsets 1 to 4 .* kept.* fix",
-    ):
+    message = r"checkpoint 2 .*\(name\).* checkpoint 1, cannot be used, .*injected: a: offsets 1 to 4 .* kept.* fix"
+    with pytest.raises(RetriableError, match=message):
         folder.coordinator()[1].recover()
-    assert asked == [[MemorySplit("a", 1)]]
+    removed.assert_called_once_with([MemorySplit("a", 1)])
     assert folder.checkpoints() == [(1, True), (2, False)]
     DeltaTable(folder.sink.uri).restore(before)
     folder.living()
@@ -238,24 +220,16 @@ def test_a_checkpoint_is_not_taken_back_where_the_source_has_removed_what_would_
 
 
 def test_a_source_that_cannot_be_asked_now_has_nothing_taken_back(tmp_path, monkeypatch):
-    folder = ChangesFolder(tmp_path)
-    run, job = folder.living()
-    commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
+    folder = ChangesFolder(tmp_path).with_checkpoint_1()
     folder.refused(2, {"id": 2, "name": "y"}, folder.alter)
-
-    def away(splits: Any) -> None:
-        raise OutageError("injected: the source is away")
-
-    monkeypatch.setattr(folder, "check_readable", away)
+    monkeypatch.setattr(folder, "check_readable", Mock(side_effect=OutageError("injected: the source is away")))
     with pytest.raises(OutageError, match="the source is away"):
         folder.coordinator()[1].recover()
     assert folder.checkpoints() == [(1, True), (2, False)]
 
 
 def test_a_coordinator_that_dies_while_it_takes_a_checkpoint_back_is_followed_by_one_that_does(tmp_path):
-    folder = ChangesFolder(tmp_path)
-    run, job = folder.living()
-    commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
+    folder = ChangesFolder(tmp_path).with_checkpoint_1()
     folder.refused(2, {"id": 2, "name": "y"}, folder.alter)
     deaths = 0
     for nth in range(1, 60):

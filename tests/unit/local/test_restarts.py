@@ -54,8 +54,7 @@ def test_failure_rate_counts_a_failure_that_is_exactly_an_interval_old():
 
 
 def test_exponential_delay_grows_to_its_maximum():
-    times = [0, 100, 200, 300, 400]
-    assert delays(ExponentialDelay(backoff_multiplier=4.0), *times) == [1.0, 4.0, 16.0, 60.0, 60.0]
+    assert delays(ExponentialDelay(backoff_multiplier=4.0), 0, 100, 200, 300, 400) == [1.0, 4.0, 16.0, 60.0, 60.0]
 
 
 def test_exponential_delay_starts_over_after_a_quiet_time():
@@ -121,9 +120,8 @@ def test_a_quiet_time_forgets_errors_of_unknown_kind():
 
 def test_errors_of_unknown_kind_before_the_restart_are_one():
     """As of many workers that meet the same one."""
-    assert all(
-        isinstance(decision, Restart) for decision in unclassified(ExponentialDelay(), *[0.0] * 3 * UNCLASSIFIED_ATTEMPTS)
-    )
+    decisions = unclassified(ExponentialDelay(), *[0.0] * 3 * UNCLASSIFIED_ATTEMPTS)
+    assert {type(decision) for decision in decisions} == {Restart}
 
 
 def test_other_failures_are_no_errors_of_unknown_kind():
@@ -141,23 +139,21 @@ def test_the_defaults_are_flinks():
 
 
 def test_settings_are_flinks():
-    assert restart_strategy(
-        {
-            "restart-strategy.type": "exponential-delay",
-            "restart-strategy.exponential-delay.initial-backoff": "500 ms",
-            "restart-strategy.exponential-delay.max-backoff": "2 min",
-            "restart-strategy.exponential-delay.backoff-multiplier": "2.0",
-            "restart-strategy.exponential-delay.reset-backoff-threshold": "10min",
-            "restart-strategy.exponential-delay.jitter-factor": "0.2",
-            "restart-strategy.exponential-delay.attempts-before-reset-backoff": "8",
-        }
-    ) == ExponentialDelay(0.5, 120.0, 2.0, 600.0, 0.2, 8)
-    assert (
-        restart_strategy({"restart-strategy.exponential-delay.attempts-before-reset-backoff": "infinite"}) == ExponentialDelay()
-    )
-    assert restart_strategy(
-        {"restart-strategy.type": "failure-rate", "restart-strategy.failure-rate.failure-rate-interval": "1 h"}
-    ) == FailureRate(failure_rate_interval_s=3600.0)
+    of_delay = {
+        "initial-backoff": "500 ms",
+        "max-backoff": "2 min",
+        "backoff-multiplier": "2.0",
+        "reset-backoff-threshold": "10min",
+        "jitter-factor": "0.2",
+        "attempts-before-reset-backoff": "8",
+    }
+    named = {f"restart-strategy.exponential-delay.{name}": text for name, text in of_delay.items()}
+    found = restart_strategy({"restart-strategy.type": "exponential-delay", **named})
+    assert found == ExponentialDelay(0.5, 120.0, 2.0, 600.0, 0.2, 8)
+    endless = {"restart-strategy.exponential-delay.attempts-before-reset-backoff": "infinite"}
+    assert restart_strategy(endless) == ExponentialDelay()
+    rate = {"restart-strategy.type": "failure-rate", "restart-strategy.failure-rate.failure-rate-interval": "1 h"}
+    assert restart_strategy(rate) == FailureRate(failure_rate_interval_s=3600.0)
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,7 @@ def test_no_secret_is_in_the_folder_the_status_the_savepoint_and_the_output_of_h
     with FakeKafka(users={USER: PASSWORD}) as kafka, FakeRegistry(user=f"me:{REGISTRY_PASSWORD}") as registry:
         for topic in ("in", "out", "letters"):
             kafka.create_topic(topic, partitions=2)
-        number = registry.register("in-value", SCHEMA)
-        kafka.append("in", b"\0" + number.to_bytes(4, "big") + b"\2", b"bad")
+        kafka.append("in", b"\0" + registry.register("in-value", SCHEMA).to_bytes(4, "big") + b"\2", b"bad")
         (tmp_path / "job.py").write_text(JOB.format(kafka=kafka.bootstrap, registry=registry.url))
         run = started(tmp_path, PASSWORD)
 

@@ -21,20 +21,13 @@ pytest.importorskip("prometheus_client", reason="needs headrace[metrics]")
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.cli import top
-from headrace.cli.run_table import Rates, table_of
+from headrace.cli.run_report import Rates, table_of
 from headrace.cli.top import follow
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
+from headrace.runners.local import events
 from headrace.runners.local.core import RunSchedule
-from headrace.runners.local.events import (
-    CheckpointCommitted,
-    CommitCheckpoint,
-    ReportCheckpointFailure,
-    ReportWorkerLost,
-    TakeSnapshot,
-    WorkerSnapshotted,
-)
 from headrace.runners.local.monitoring.lag import ASK_S, STALE_S, LagWatch, RunLag
 from headrace.runners.local.monitoring.metrics_page import RunPage
 from headrace.runners.local.monitoring.status import NoRunError, RunStatus, last_progress_s, read_status, remove_status
@@ -64,15 +57,15 @@ class Clock:
 def shown(folder, clock, checkpoints=1):
     """The status of a run that has read 10 records and written 8 for each of this many checkpoints, and lost a worker."""
     status = RunStatus("run-x", folder, clock.now_s - 60, lambda number: 77, clock)
-    status.record_command(ReportWorkerLost(1, "killed", 0.0))
-    status.record_command(ReportCheckpointFailure(1, "a reader was lost"))
+    status.record_command(events.ReportWorkerLost(1, "killed", 0.0))
+    status.record_command(events.ReportCheckpointFailure(1, "a reader was lost"))
     for number in range(2, 2 + checkpoints):
-        status.record_command(TakeSnapshot(2, number))
+        status.record_command(events.TakeSnapshot(2, number))
         clock.now_s += 0.25
-        status.record_event(WorkerSnapshotted(2, number, {}, (), 10, 8))
-        status.record_command(CommitCheckpoint(Checkpoint(number, (), False), ("one", "two")))
+        status.record_event(events.WorkerSnapshotted(2, number, {}, (), 10, 8))
+        status.record_command(events.CommitCheckpoint(Checkpoint(number, (), False), ("one", "two")))
         clock.now_s += 0.25
-        status.record_event(CheckpointCommitted(number))
+        status.record_event(events.CheckpointCommitted(number))
     status.show("RUNNING", {2: 3, 3: 1}, RunLag(clock.now_s, {"a": 7, "b": 0, "c": 1200}))
     return status
 
@@ -111,7 +104,7 @@ def test_the_table_shows_when_a_worker_was_last_restarted_and_which(folder):
     clock = Clock()
     status = shown(folder, clock)
     clock.now_s += 3
-    status.record_command(ReportWorkerLost(7, "killed", 0.0))
+    status.record_command(events.ReportWorkerLost(7, "killed", 0.0))
     clock.now_s += 42
     status.show("RUNNING", {}, None)
     assert read_status(folder)["last_lost"] == {"number": 7, "at": clock.now_s - 42}
@@ -141,11 +134,8 @@ def got(port, path):
 def test_the_page_has_the_metrics_of_the_table(folder):
     status = shown(folder, Clock(), checkpoints=2)
     text = got(page(lambda: status.shown).port, "/metrics")
-    found = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    found = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
     prefix = "headrace_run_"
     assert {name[0].removeprefix(prefix): value for name, value in found.items() if len(name) == 1} == {
         "input_records_total": 20,
@@ -186,9 +176,8 @@ def test_the_dashboard_is_about_metrics_that_there_are(folder):
     status = shown(folder, Clock())
     there = set(re.findall(r"^(headrace_run_\w+)", got(page(lambda: status.shown).port, "/metrics"), re.MULTILINE))
     lease_store = json.loads((MONITORING / "run-dashboard.json").read_text())
-    shown_there = {
-        name for panel in lease_store["panels"] for target in panel["targets"] for name in METRIC.findall(target["expr"])
-    }
+    targets = [target for panel in lease_store["panels"] for target in panel["targets"]]
+    shown_there = {name for target in targets for name in METRIC.findall(target["expr"])}
     assert {name for name in there if not name.endswith("_created")} - shown_there == {"headrace_run_last_checkpoint_id"}
     assert shown_there <= there
 
@@ -445,8 +434,7 @@ def test_a_folder_that_cannot_be_made_is_for_the_coordinator_to_name(tmp_path):
 
 def test_a_status_that_is_damaged_is_one_error_after_some_seconds_and_not_a_traceback(folder, monkeypatch):
     shown(folder, Clock())
-    text = (folder / "status.json").read_text()
-    (folder / "status.json").write_text(text[:40])
+    (folder / "status.json").write_text((folder / "status.json").read_text()[:40])
     with pytest.raises(RetriableError, match=r"status\.json is damaged"):
         read_status(folder)
     monkeypatch.setattr(top, "DAMAGED_S", 0.2)
@@ -475,8 +463,7 @@ def test_a_status_of_another_version_is_named(folder):
     with pytest.raises(StateError, match="is not a status of a run, but a JSON list"):
         read_status(folder)
     shown(folder, Clock())
-    other = json.loads((folder / "status.json").read_text())
-    (folder / "status.json").write_text(json.dumps({**other, "since": None}))
+    (folder / "status.json").write_text(json.dumps({**json.loads((folder / "status.json").read_text()), "since": None}))
     with pytest.raises(StateError, match="of another version of headrace: 'since' is None"):
         read_status(folder)
 

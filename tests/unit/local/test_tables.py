@@ -31,18 +31,8 @@ from headrace.runners.local.events import WorkerHandle
 from headrace.sinks import TwoPhaseSink
 from headrace.testing import FakeKafka, MemorySplit
 from headrace.testing.memory import MemorySplitSerializer
+from tests.helpers import table_rig
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_values
-from tests.helpers.table_rig import (
-    VALUES,
-    Death,
-    KilledError,
-    WatchedLog,
-    batch_of,
-    delta_actions,
-    delta_values,
-    open_marks,
-    unadded_transactions,
-)
 
 SERIALIZER = RunCheckpointSerializer(CheckpointSerializer("memory", MemorySplitSerializer()), TableHandleSerializer())
 
@@ -57,7 +47,7 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.sink = DeltaSink(str(root / "table"))
-        self.sink.create_table(VALUES)
+        self.sink.create_table(table_rig.VALUES)
         self.now_s = 0.0
         self.drawn = 0
         self.store = self.opened("checkpoints")
@@ -76,9 +66,15 @@ class Folder:
         store = store or self.store
         sink = Watched(self.sink, around, calling)
         run = RunCommitter(
-            store, sink, store.latest(), 0, lambda: self.now_s, self.draw, lambda number: None, self.check_readable
+            store, sink, store.latest(), 0, lambda number: None, self.check_readable, lambda: self.now_s, self.draw
         )
         return run, JobCommitter("x", run)
+
+    def living(self) -> tuple[RunCommitter[Any, Any], JobCommitter[Any]]:
+        """A coordinator that has recovered."""
+        run, job = self.coordinator()
+        job.recover()
+        return run, job
 
     def check_readable(self, splits: Any) -> None:
         """Of the source: all is there."""
@@ -98,16 +94,16 @@ class Folder:
     def started(self, number: int, epoch: int, value: str) -> Any:
         first = first_attempt(self.sink, self.store.registry, number)
         transaction = self.sink.begin(Attempt(first.job, epoch, first.task, first.number))
-        transaction.write(batch_of([value]))
+        transaction.write(table_rig.batch_of([value]))
         return transaction
 
     def left_open(self) -> set[str]:
         run = self.store.registry.run
         lists = {path.name for path in (Path(self.sink.uri) / "_headrace" / run).glob("*.json")}
-        return open_marks(self.sink.uri, run) | unadded_transactions(self.sink.uri, run) | lists
+        return table_rig.open_marks(self.sink.uri, run) | table_rig.unadded_transactions(self.sink.uri, run) | lists
 
     def values(self) -> list[str]:
-        return delta_values(self.sink.uri)
+        return table_rig.delta_values(self.sink.uri)
 
     def adding_commits(self) -> int:
         """Versions that have added anything."""
@@ -116,8 +112,6 @@ class Folder:
 
 
 class Watched(TwoPhaseSink[Any], SingleCommit):
-    """A table sink whose committers are watched."""
-
     def __init__(self, inner: DeltaSink, around: Any, calling: Any) -> None:
         self.inner, self.around, self.calling = inner, around, calling
 
@@ -129,7 +123,7 @@ class Watched(TwoPhaseSink[Any], SingleCommit):
         return self.inner.begin(attempt)
 
     def committer(self, job: str) -> TableCommitter:
-        return TableCommitter(WatchedLog(self.inner.log(), self.around, self.calling), job, self.inner.uri)
+        return TableCommitter(table_rig.WatchedLog(self.inner.log(), self.around, self.calling), job, self.inner.uri)
 
     def recorded(self) -> Any:
         return self.inner.recorded()
@@ -154,8 +148,7 @@ def folder(tmp_path) -> Folder:
 
 
 def test_a_checkpoint_of_all_workers_is_one_version_of_the_table(folder):
-    run, job = folder.coordinator()
-    job.recover()
+    run, job = folder.living()
     commit(run, job, 1, folder.prepared(1, 0, "a"), folder.prepared(2, 0, "b"))
     commit(run, job, 2, folder.prepared(2, 1, "c"))
     assert folder.values() == ["a", "b", "c"]
@@ -164,8 +157,7 @@ def test_a_checkpoint_of_all_workers_is_one_version_of_the_table(folder):
 
 
 def test_a_commit_leaves_alone_what_living_workers_write_and_removes_what_dead_ones_have_left(folder):
-    run, job = folder.coordinator()
-    job.recover()
+    run, job = folder.living()
     for number in (1, 2, 21):
         folder.store.add_worker(number)
     living, dead = folder.started(21, 0, "later"), folder.started(2, 0, "lost")
@@ -189,23 +181,21 @@ def test_a_coordinator_that_dies_before_anything_that_it_does(tmp_path, monkeypa
     deaths, write = 0, CheckpointStore.write
     for nth in range(1, 200, STEP):
         folder = Folder(tmp_path / str(nth))
-        run, job = folder.coordinator()
-        job.recover()
+        run, job = folder.living()
         commit(run, job, 1, folder.prepared(1, 0, "a"))
         folder.store.add_worker(2)
         folder.prepared(2, 0, "loser")
-        death = Death(nth)
+        death = table_rig.Death(nth)
         with monkeypatch.context() as patched:
             patched.setattr(CheckpointStore, "write", death.storing(write))
             run, job = folder.coordinator(None, death.around, death.step)
             try:
                 job.recover()
                 commit(run, job, 2, folder.enlisted(3, "b"), folder.enlisted(4, "c"))
-            except KilledError:
+            except table_rig.KilledError:
                 deaths += 1
         is_stored = folder.store.last_id == 2
-        run, job = folder.coordinator()
-        job.recover()
+        run, job = folder.living()
         assert folder.values() == (["a", "b", "c"] if is_stored else ["a"]), nth
         if not is_stored:
             commit(run, job, 2, folder.enlisted(5, "b"), folder.enlisted(6, "c"))
@@ -219,8 +209,7 @@ def test_a_coordinator_that_dies_before_anything_that_it_does(tmp_path, monkeypa
 
 
 def test_a_coordinator_that_was_replaced_commits_nothing(folder):
-    run, job = folder.coordinator()
-    job.recover()
+    run, job = folder.living()
     (folder.root / "copy").mkdir()
     (folder.root / "copy" / "run.json").write_bytes((folder.root / "checkpoints" / "run.json").read_bytes())
     copy = folder.opened("copy")
@@ -246,12 +235,11 @@ def test_files_that_another_process_removes_before_a_stored_checkpoint_is_commit
     (Path(folder.sink.uri) / handle.handle.files[0].path).unlink()
     with pytest.raises(DataLossError, match=r"checkpoint 1 is stored and not committed, and cannot be .* no earlier one"):
         folder.coordinator()[1].recover()
-    assert not any("add" in action for action in delta_actions(folder.sink.uri))
+    assert not any("add" in action for action in table_rig.delta_actions(folder.sink.uri))
 
 
 def test_upkeep_shows_what_a_run_has_open_and_removing_it_fences_the_coordinator(folder):
-    run, job = folder.coordinator()
-    job.recover()
+    run, job = folder.living()
     commit(run, job, 1, folder.prepared(1, 0, "a"))
     handle = folder.prepared(1, 1, "b")
     upkeep = TableUpkeep(folder.sink.log(), folder.sink.uri)
@@ -280,5 +268,5 @@ def test_a_topic_becomes_a_table(tmp_path, kind):
     sink.create_table(rows)
     with FakeKafka() as kafka:
         Pipeline(topic_of(kafka, 300), sink).run(checkpoints=str(tmp_path / "checkpoints"), workers=2, interval_s=0.2)
-    found = delta_values(sink.uri) if isinstance(sink, DeltaSink) else iceberg_values(str(tmp_path))
+    found = table_rig.delta_values(sink.uri) if isinstance(sink, DeltaSink) else iceberg_values(str(tmp_path))
     assert Counter(map(int, found)) == Counter(range(300))

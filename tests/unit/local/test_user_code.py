@@ -153,22 +153,18 @@ def test_a_function_that_misbehaves_is_named_and_loses_nothing(kafka, tmp_path):
 
 
 def test_a_file_that_ends_its_process_when_it_is_loaded_is_an_error_and_not_started_again(kafka, tmp_path):
-    run = Run(kafka, tmp_path, workers=1, job="import sys\n\nsys.exit(0)\n")
-    try:
+    with Run(kafka, tmp_path, workers=1, job="import sys\n\nsys.exit(0)\n") as run:
         assert run.process.wait(TIMEOUT_S) == 2
         assert re.search(
             r"job_of_this_test.py cannot be loaded: SystemExit: 0 \(.*job_of_this_test.py:3\)", run.log.read_text()
         )
         assert "starts again" not in run.log.read_text()
-    finally:
-        run.kill()
 
 
 @pytest.mark.parametrize(("tolerable", "said"), [("1000", "the run continues"), ("0", "starts again")])
 def test_a_disk_that_is_full_is_said_and_when_it_has_space_the_run_has_lost_nothing(kafka, tmp_path, tolerable, said):
     options = ("--config", f"execution.checkpointing.tolerable-failed-checkpoints={tolerable}")
-    run = Run(kafka, tmp_path, *options, workers=1, job=job(FULL, kafka, tmp_path))
-    try:
+    with Run(kafka, tmp_path, *options, workers=1, job=job(FULL, kafka, tmp_path)) as run:
         written = Written(kafka, run)
         written.produce()
         written.wait("the first records")
@@ -182,8 +178,6 @@ def test_a_disk_that_is_full_is_said_and_when_it_has_space_the_run_has_lost_noth
         written.wait("the records of meanwhile")
         run.stop()
         written.check()
-    finally:
-        run.kill()
 
 
 def test_a_run_whose_checkpoints_are_removed_ends_and_does_not_start_over(kafka, tmp_path):
@@ -214,8 +208,7 @@ def test_a_run_whose_checkpoints_are_removed_ends_and_does_not_start_over(kafka,
 def test_an_outage_of_the_broker_longer_than_every_timeout_loses_nothing(kafka, tmp_path, api):
     """It starts while a transaction is written, and while one is committed that a checkpoint lists."""
     options = ("--config", f"execution.checkpointing.timeout={LONGEST_TIMEOUT_S:g} s")
-    run = Run(kafka, tmp_path, *options, workers=2, job=job(COPY, kafka, tmp_path, QUICK))
-    try:
+    with Run(kafka, tmp_path, *options, workers=2, job=job(COPY, kafka, tmp_path, QUICK)) as run:
         written = Written(kafka, run)
         written.produce()
         written.wait("the first records")
@@ -230,5 +223,3 @@ def test_an_outage_of_the_broker_longer_than_every_timeout_loses_nothing(kafka, 
         written.wait("the records of meanwhile")
         run.stop()
         written.check()
-    finally:
-        run.kill()

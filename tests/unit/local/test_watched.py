@@ -31,6 +31,7 @@ pipeline = Pipeline(KafkaSource({0!r}, topics=["in"], columns=["key", "value", "
 """
 
 
+PROGRESS = re.compile(r"running; records in \d+.*; records out \d+.*; lag .*; last checkpoint .*; 1 workers")
 SETTINGS = {
     "execution.checkpointing.interval": "200 ms",
     "restart-strategy.type": "fixed-delay",
@@ -138,13 +139,9 @@ def controlled():
     fcntl.ioctl(2, termios.TIOCSCTTY, 0)
 
 
-PROGRESS = re.compile(r"running; records in \d+.*; records out \d+.*; lag .*; last checkpoint .*; 1 workers")
-
-
 def test_on_a_terminal_a_run_reports_whole_lines_and_ctrl_c_stops_it_with_its_savepoint(kafka, tmp_path, terminal):
     options = ("--savepoints", str(tmp_path / "savepoints"))
-    run = Copy(kafka, tmp_path, *options, stderr=terminal.end, preexec_fn=controlled)
-    try:
+    with Copy(kafka, tmp_path, *options, stderr=terminal.end, preexec_fn=controlled) as run:
         run.more("the first records")
         run.wait(lambda: PROGRESS.search(terminal.text), "a line")
         killed, workers = run.group(1)
@@ -167,15 +164,13 @@ def test_on_a_terminal_a_run_reports_whole_lines_and_ctrl_c_stops_it_with_its_sa
         (savepoint,) = (tmp_path / "savepoints").iterdir()
         assert run.log.read_text() == f"{savepoint}\n"
         assert seen(kafka) == Counter(range(60))
-    finally:
-        run.kill()
 
 
 def test_in_a_pipe_a_run_shows_nothing_unless_it_is_asked_to_and_then_lines_of_json(kafka, tmp_path):
     for folder, options in ((tmp_path / "silent", ()), (tmp_path / "telling", ("--progress", "json"))):
         folder.mkdir()
-        run = Copy(kafka, folder, "--savepoints", str(folder / "savepoints"), *options, stdout=subprocess.PIPE)
-        try:
+        savepoints = ("--savepoints", str(folder / "savepoints"))
+        with Copy(kafka, folder, *savepoints, *options, stdout=subprocess.PIPE) as run, run.process.stdout:
             run.wait(lambda run=run: (run.folder / "checkpoints" / "status.json").exists(), "a status")
             settings = [json.loads(run.process.stdout.readline())] if options else []
             run.stop()
@@ -188,14 +183,10 @@ def test_in_a_pipe_a_run_shows_nothing_unless_it_is_asked_to_and_then_lines_of_j
             else:
                 assert rest == [savepoint]
             assert run.log.read_text() == "SIGTERM: stopping with a last checkpoint\n"
-        finally:
-            run.kill()
-            run.process.stdout.close()
 
 
 def test_a_run_whose_reader_of_lines_has_gone_continues(kafka, tmp_path):
-    run = Copy(kafka, tmp_path, "--progress", "json", stdout=subprocess.PIPE)
-    try:
+    with Copy(kafka, tmp_path, "--progress", "json", stdout=subprocess.PIPE) as run:
         run.process.stdout.readline()
         run.process.stdout.close()
         run.more("records that are reported to no process")
@@ -203,13 +194,10 @@ def test_a_run_whose_reader_of_lines_has_gone_continues(kafka, tmp_path):
         run.stop()
         assert seen(kafka) == Counter(range(60))
         assert run.log.read_text() == "SIGTERM: stopping with a last checkpoint\n"
-    finally:
-        run.kill()
 
 
 def test_a_run_whose_reader_of_lines_is_paused_starts_again_and_continues(kafka, tmp_path):
-    run = Copy(kafka, tmp_path, "--progress", "json", stdout=subprocess.PIPE)
-    try:
+    with Copy(kafka, tmp_path, "--progress", "json", stdout=subprocess.PIPE) as run, run.process.stdout:
         run.more("the first records")
         file = os.open(f"/proc/{run.process.pid}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
         with suppress(BlockingIOError):
@@ -220,6 +208,3 @@ def test_a_run_whose_reader_of_lines_is_paused_starts_again_and_continues(kafka,
         run.more("records after a restart")
         run.stop()
         assert seen(kafka) == Counter(range(60))
-    finally:
-        run.kill()
-        run.process.stdout.close()

@@ -31,7 +31,7 @@ from headrace.connectors.kafka.read.split import KafkaSplitSerializer
 from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
 from headrace.kafka import KafkaSource
-from headrace.runners.local.savepoints import read_savepoint
+from headrace.runners.local.savepoints import fetch_savepoint
 from headrace.runners.spark.offset_log import LOCK_NAME, OffsetLog
 from headrace.runners.spark.supervision.lock import is_held
 from headrace.runners.spark.writers import PreparedMessage, StreamWriter
@@ -241,12 +241,8 @@ def against(kafka, checkpoint, *records, partitions=3):
 def test_topics_and_offsets_are_looked_at_in_the_cluster(kafka, checkpoint):
     forget_ids(checkpoint)
     assert against(kafka, checkpoint, 16, 10, 6).exit_code == 0
-    shown = command("show", checkpoint, "--bootstrap", kafka.bootstrap, "--json")
-    assert [(row["offset"], row["end"], row["lag"]) for row in json.loads(shown.stdout)["offset"]] == [
-        (16, 16, 0),
-        (10, 10, 0),
-        (6, 6, 0),
-    ]
+    shown = json.loads(command("show", checkpoint, "--bootstrap", kafka.bootstrap, "--json").stdout)
+    assert [(row["offset"], row["end"], row["lag"]) for row in shown["offset"]] == [(16, 16, 0), (10, 10, 0), (6, 6, 0)]
 
 
 def forget_ids(checkpoint, number=5):
@@ -297,11 +293,8 @@ def test_what_is_gone_of_a_batch_that_is_to_be_run_again_keeps_the_query_from_go
     assert begins_of(kafka, checkpoint, 13, 10, 3) == []
     (checkpoint / "commits" / "5").unlink()
     assert begins_of(kafka, checkpoint, 13, 10, 3) == []
-    lost = "what is between is lost"
-    assert begins_of(kafka, checkpoint, 14, 10, 4) == [
-        f"offset 13 is next, and the log starts at 14: {lost}",
-        f"offset 3 is next, and the log starts at 4: {lost}",
-    ]
+    lost = [f"offset {n} is next, and the log starts at {n + 1}: what is between is lost" for n in (13, 3)]
+    assert begins_of(kafka, checkpoint, 14, 10, 4) == lost
 
 
 def test_a_batch_after_one_of_the_jvm_connectors_starts_where_that_has_ended_and_new_partitions_where_they_were_found(
@@ -511,7 +504,7 @@ SPLITS = CheckpointSerializer("kafka", KafkaSplitSerializer())
 
 
 def exported(path):
-    return read_savepoint(Path(path)).positions(SPLITS)
+    return fetch_savepoint(Path(path)).positions(SPLITS)
 
 
 def test_a_querys_positions_become_a_savepoint_of_headrace_run_by_topic_id(checkpoint, tmp_path):
@@ -702,13 +695,9 @@ for command, words in json.loads(sys.argv[3]).items():
 def killed_within(commands, checkpoint, folder, every):
     """Each command, killed at one of this many operations after the other, until it is done: statuses by command and number."""
     folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED_WITHIN, str(checkpoint), str(folder / "copy"), json.dumps(commands), str(every)],
-        env={**os.environ, "PYTHONPATH": python_path()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program = [sys.executable, "-c", KILLED_WITHIN, str(checkpoint), str(folder / "copy"), json.dumps(commands), str(every)]
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     outcomes = {(command, int(nth)): int(status) for command, nth, status in map(str.split, done.stdout.splitlines())}
     for name in commands:
@@ -735,8 +724,8 @@ def test_killed_in_the_middle_there_is_no_savepoint_or_a_whole_one_and_the_check
     for (name, nth), status in outcomes.items():
         folder = tmp_path / "savepoints" / f"copy-{name}-{nth}"
         found = list(folder.glob("savepoint-*.json"))
-        assert [read_savepoint(path) for path in found] in ([[wanted]] if status == 0 else [[], [wanted]])
-        assert read_savepoint(Path(command("export", "--to", "run", checkpoint, folder).stdout.strip())) == wanted
+        assert [fetch_savepoint(path) for path in found] in ([[wanted]] if status == 0 else [[], [wanted]])
+        assert fetch_savepoint(Path(command("export", "--to", "run", checkpoint, folder).stdout.strip())) == wanted
     assert files(checkpoint) == before
 
 
@@ -803,8 +792,7 @@ def stored(memory, folder):
 
 
 def test_a_copy_goes_into_another_store_changed_there_and_back(checkpoint, tmp_path, bucket):
-    url, memory = bucket
-    found = read_checkpoint(str(checkpoint))
+    (url, memory), found = bucket, read_checkpoint(str(checkpoint))
     write_copy(found, f"{url}/first", set_offsets(found, {(TOPIC, 0): 2}))
     there = read_checkpoint(f"{url}/first")
     assert (there.query_id, there.damaged) == (found.query_id, ())
@@ -813,10 +801,8 @@ def test_a_copy_goes_into_another_store_changed_there_and_back(checkpoint, tmp_p
     changed = {"offsets/5", "offsets/.5.crc"}
     assert differing(checkpoint, tmp_path / "back") == changed - {"offsets/5"} | differing_text(checkpoint, tmp_path / "back")
     assert positions(tmp_path / "back") == positions(checkpoint)
-    assert {name for name in stored(memory, "second") if name.startswith("offsets")} == {
-        *(f"offsets/{name}" for number in (2, 3, 4) for name in (f"{number}", f".{number}.crc")),
-        "offsets/5",
-    }
+    wanted = {f"offsets/{name}" for number in (2, 3, 4) for name in (f"{number}", f".{number}.crc")} | {"offsets/5"}
+    assert {name for name in stored(memory, "second") if name.startswith("offsets")} == wanted
     assert command("fork", f"{url}/first", f"{url}/third", "--stopped").exit_code == 0
     assert read_checkpoint(f"{url}/third").query_id != found.query_id
 
@@ -831,8 +817,7 @@ def test_hadoops_name_of_a_store_is_understood():
 
 
 def test_in_another_store_a_query_that_runs_is_noticed(checkpoint, bucket):
-    url, memory = bucket
-    found = read_checkpoint(str(checkpoint))
+    (url, memory), found = bucket, read_checkpoint(str(checkpoint))
     write_copy(found, f"{url}/first", fork(found))
     there = read_checkpoint(f"{url}/first")
     with pytest.raises(StateError, match="may be running"):
@@ -843,8 +828,7 @@ def test_in_another_store_a_query_that_runs_is_noticed(checkpoint, bucket):
 def test_a_copy_into_another_store_that_ends_at_whichever_operation_is_refused_by_spark_or_whole(
     checkpoint, bucket, monkeypatch
 ):
-    url, memory = bucket
-    found = read_checkpoint(str(checkpoint))
+    (url, memory), found = bucket, read_checkpoint(str(checkpoint))
     plan = set_offsets(found, {(TOPIC, 0): 2})
     lifetime = Mortal(monkeypatch, memory, ("open", "rm_file", "pipe_file"))
     outcomes = []
@@ -979,8 +963,7 @@ def test_a_copy_names_the_schemas_of_its_own_state_and_not_those_of_the_checkpoi
     copy = copied(checkpoint, tmp_path, fork)
     assert (copy / named).read_text() == SCHEMAS.replace("file:/old", f"file:{copy}")
     assert not (copy / "state/0/_metadata/v2/.0.crc").exists()
-    url, memory = bucket
-    found = read_checkpoint(str(checkpoint))
+    (url, memory), found = bucket, read_checkpoint(str(checkpoint))
     write_copy(found, f"{url}/copy", fork(found), quiet_s=0.0)
     assert stored(memory, "copy")[named].decode() == SCHEMAS.replace("file:/old", f"{url}/copy")
 
@@ -990,8 +973,7 @@ def test_what_names_schemas_in_a_form_that_is_not_known_is_copied_as_it_is(check
     path = checkpoint / "state" / "0" / "_metadata" / "v2" / "0"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    copy = copied(checkpoint, tmp_path, fork)
-    assert (copy / path.relative_to(checkpoint)).read_text() == text
+    assert (copied(checkpoint, tmp_path, fork) / path.relative_to(checkpoint)).read_text() == text
 
 
 def test_positions_are_given_by_topic_partition_and_offset():
@@ -1004,14 +986,7 @@ def test_positions_are_given_by_topic_partition_and_offset():
 
 
 def test_every_command_writes_its_copy(checkpoint, tmp_path):
-    asked = {
-        "rewind": ["--to-batch", "4"],
-        "fork": [],
-        "set-offsets": ["--offset", f"{TOPIC}:0=1"],
-        "forget-topic": ["--topic", TOPIC],
-        "export": ["--to", "jvm"],
-    }
-    for name, options in asked.items():
+    for name, options in COMMANDS.items():
         done = command(name, checkpoint, tmp_path / name, *options)
         assert done.exit_code == 0, done.output
         assert f"written to {tmp_path / name}" in done.output

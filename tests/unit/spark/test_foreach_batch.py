@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -36,17 +37,13 @@ def destinations(request, tmp_path) -> Iterator[list[Destination]]:
         yield [Destination(sink, batch_of, lambda sink=sink: visible(sink)) for sink in sinks]
         return
     with FakeKafka() as kafka:
-        made = []
         for topic in ("a", "b"):
             kafka.create_topic(topic)
-            made.append(
-                Destination(
-                    kafka_sink(kafka.bootstrap, topic, "commits"),
-                    rows,
-                    lambda topic=topic: sorted(record.value.decode() for record in kafka.records(topic)),
-                )
-            )
-        yield made
+
+        def seen(topic: str) -> list[str]:
+            return sorted(record.value.decode() for record in kafka.records(topic))
+
+        yield [Destination(kafka_sink(kafka.bootstrap, topic, "commits"), rows, partial(seen, topic)) for topic in ("a", "b")]
 
 
 def write_batch(

@@ -27,6 +27,12 @@ def kafka():
         yield kafka
 
 
+def fill(kafka, *topics):
+    for topic in topics:
+        kafka.create_topic(topic, partitions=1)
+        kafka.append(topic, *TEN)
+
+
 @dataclass
 class Query:
     """A checkpoint and what Spark does with it; `run` starts the query again, with other options if need be."""
@@ -72,8 +78,7 @@ def query(kafka):
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["between batches", "while it was down"])
 def test_source_24_the_log_is_truncated_below_the_position_and_grows_beyond_it(kafka, query, restarts):
-    kafka.create_topic("t", partitions=1)
-    kafka.append("t", *TEN)
+    fill(kafka, "t")
     read = query(subscribe="t")
     assert read.trigger()
     kafka.lose_records("t", from_offset=7)
@@ -91,8 +96,7 @@ def test_source_24_the_log_is_truncated_below_the_position_and_grows_beyond_it(k
 
 
 def test_source_24_a_leader_that_moves_and_loses_nothing_is_no_loss(kafka, query):
-    kafka.create_topic("t", partitions=1)
-    kafka.append("t", *TEN)
+    fill(kafka, "t")
     read = query(subscribe="t")
     assert read.trigger()
     for broker in (1, 2, 3, 2):
@@ -104,9 +108,7 @@ def test_source_24_a_leader_that_moves_and_loses_nothing_is_no_loss(kafka, query
 
 
 def test_source_6_a_topic_is_deleted_and_its_loss_tolerated(kafka, query):
-    for name in ("a", "b"):
-        kafka.create_topic(name, partitions=1)
-        kafka.append(name, *TEN)
+    fill(kafka, "a", "b")
     read = query(subscribe="a,b")
     assert read.trigger()
     kafka.delete_topic("b")
@@ -121,9 +123,7 @@ def test_source_6_a_topic_is_deleted_and_its_loss_tolerated(kafka, query):
 
 
 def test_source_6_a_topic_is_subscribed_to_no_more(kafka, query):
-    for name in ("a", "b"):
-        kafka.create_topic(name, partitions=1)
-        kafka.append(name, *TEN)
+    fill(kafka, "a", "b")
     read = query(subscribe="a,b")
     assert read.trigger()
     read.run(subscribe="a", failOnDataLoss="false")
@@ -136,8 +136,7 @@ def test_source_6_a_topic_is_subscribed_to_no_more(kafka, query):
 def test_source_6_one_broker_that_still_knows_the_topic_keeps_it_in_the_offsets(kafka, query):
     """All looks of the discovery fail; the proof asks every broker for itself, and one of them knows the topic."""
     kafka.create_topic("a", partitions=1)
-    kafka.create_topic("b", partitions=1)
-    kafka.append("b", *TEN)
+    fill(kafka, "b")
     read = query(subscribe="a,b", failOnDataLoss="false")
     assert read.trigger()
     flaps = kafka.flap_metadata("b", [None] * 5)
@@ -152,8 +151,7 @@ def test_source_6_one_broker_that_still_knows_the_topic_keeps_it_in_the_offsets(
 
 
 def test_spark_3_a_partition_appears_that_the_start_does_not_name_while_batch_0_is_to_be_replayed(kafka, query):
-    kafka.create_topic("t", partitions=1)
-    kafka.append("t", *TEN)
+    fill(kafka, "t")
     read = query(subscribe="t", startingOffsets='{"t":{"0":4}}')
     assert read.trigger()
     kafka.add_partitions("t", 2)
@@ -173,9 +171,7 @@ def test_spark_3_a_new_query_still_has_to_name_every_partition(kafka, query):
 
 @pytest.mark.parametrize("looks", [1, 2, 3])
 def test_spark_4_a_jvm_checkpoint_is_taken_over_while_brokers_do_not_know_a_topic(kafka, query, looks):
-    for name in ("t", "u"):
-        kafka.create_topic(name, partitions=1)
-        kafka.append(name, *TEN)
+    fill(kafka, "t", "u")
     flaps = kafka.flap_metadata("u", [None] * looks)
     read = query(['{"t":{"0":9},"u":{"0":9}}'], subscribe="t,u", failOnDataLoss="false")
     assert read.trigger()
@@ -196,8 +192,7 @@ def test_a_batch_of_the_jvm_connector_is_replayed_with_all_of_a_partition_that_i
 
 
 def test_spark_9_the_right_to_commit_is_taken_away(kafka, query, caplog):
-    kafka.create_topic("t", partitions=1)
-    kafka.append("t", *TEN)
+    fill(kafka, "t")
     read = query(subscribe="t", commitOffsetsToGroup="g")
     refusal = kafka.fault("OffsetCommit", Refuse(ErrorCode.GROUP_AUTHORIZATION_FAILED), times=None)
     for _ in range(3):

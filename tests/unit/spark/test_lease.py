@@ -69,16 +69,7 @@ LEADING: list[Any] = [*CLAIMED, LeaseStoreRead(NOW, OWN)]
 DISPUTING: list[Any] = [*LEADING, JobEnded(NOW, FENCED)]
 LEAVING: list[Any] = [*LEADING, JobEnded(NOW, DONE)]
 OVER: list[Any] = [*LEAVING, REFUSED]
-PATHS = {
-    LeasePhase.CREATED: NEW,
-    LeasePhase.LOOKING: LOOKING,
-    LeasePhase.FOLLOWING: FOLLOWING,
-    LeasePhase.CLAIMING: CLAIMING,
-    LeasePhase.LEADING: LEADING,
-    LeasePhase.DISPUTING: DISPUTING,
-    LeasePhase.LEAVING: LEAVING,
-    LeasePhase.OVER: OVER,
-}
+PATHS = dict(zip(LeasePhase, (NEW, LOOKING, FOLLOWING, CLAIMING, LEADING, DISPUTING, LEAVING, OVER), strict=True))
 EVENTS = [LeaseStarted(NOW), DUE, FOUND, WRITTEN, FAILS, REFUSED, HEARD, LOST, WANTED, JobEnded(NOW, DONE), LEAVE]
 DISPUTED: list[Any] = [*DISPUTING, *[DUE, LeaseStoreRead(NOW, OWN)] * (LOOKS - 1), DUE]
 AGAIN = heartbeat(2, ME)

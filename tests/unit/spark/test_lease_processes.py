@@ -20,11 +20,10 @@ from tests.helpers.python_path import python_path
 pytestmark = [pytest.mark.full, pytest.mark.skipif(sys.platform != "linux", reason="supervision is for Linux")]
 
 LONG_S = 120.0
+HEADRACE = [sys.executable, "-c", "from headrace.cli import main; main()"]
 
 
 class Host:
-    """One with a supervisor."""
-
     def __init__(self, folder, bootstrap, *arguments):
         folder.mkdir()
         self.name, self.status_file = folder.name, folder / "status"
@@ -33,12 +32,8 @@ class Host:
         lease = ("--lease", bootstrap, "--lease-timeout", "3")
         command = ("supervise", job, "--session", session, "--status", str(self.status_file), *lease, *arguments)
         environment = {"STATUS": str(self.status_file), "HISTORY": str(self.history), "PYTHONPATH": python_path()}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from headrace.cli import main; main()", *command],
-            env={**os.environ, **environment, "XDG_CACHE_HOME": str(folder)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        environment = {**os.environ, **environment, "XDG_CACHE_HOME": str(folder)}
+        self.process = subprocess.Popen([*HEADRACE, *command], env=environment, stderr=subprocess.PIPE, text=True)
 
     def status(self):
         return json.loads(self.status_file.read_text()) if self.status_file.exists() else {}
@@ -49,9 +44,8 @@ class Host:
         while True:
             status = self.status()
             active, standbys = status.get("active"), status.get("standbys")
-            is_there = (
-                (active or {}).get("state") == "ACTIVE" if runs else [one["state"] for one in standbys or ()] == ["ARMED"]
-            )
+            waiting = [one["state"] for one in standbys or ()]
+            is_there = (active or {}).get("state") == "ACTIVE" if runs else waiting == ["ARMED"]
             if (status.get("lease") or {}).get("state") == state and is_there:
                 return status
             assert self.process.poll() is None, self.process.stderr.read()
@@ -134,11 +128,9 @@ def test_a_follower_that_is_stopped_leaves_the_leader_alone(tmp_path, kafka):
 
 @pytest.mark.parametrize("option", [("--property", "a=b"), ("--lease-group", "g"), ("--lease-timeout", "3")])
 def test_options_of_a_lease_without_one_are_refused(option):
-    job = f"{supervised_job.__file__}:runs_on_a_host"
-    command = [sys.executable, "-c", "from headrace.cli import main; main()", "supervise", job, *option]
-    ended = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": python_path()}, capture_output=True, text=True, check=False
-    )
+    command = [*HEADRACE, "supervise", f"{supervised_job.__file__}:runs_on_a_host", *option]
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert f"{option[0]}" in ended.stderr
     assert "for --lease, which is not given" in ended.stderr

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import urllib.request
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -18,14 +19,14 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StringType, StructField, StructType
 
 from headrace.connectors.base.counters import COUNTERS, Counted, ProcessCounters
 from headrace.enumerator.errors import UsageError
 from headrace.kafka import KafkaSink
 from headrace.runners.spark import readers, reports, writers
-from headrace.runners.spark.metrics.collector import SPARK_METRICS, JobStatus
+from headrace.runners.spark.metrics.collector import SPARK_METRICS, JobStatus, SinkWatch
 from headrace.runners.spark.metrics.exporter import metrics
-from headrace.runners.spark.metrics.sinks import SinkWatch
 from headrace.runners.spark.reports import REPORTS_VARIABLE, ReportListener, own_address, report
 from headrace.runners.spark.supervision.status import StatusFile
 from headrace.testing import FakeKafka
@@ -56,24 +57,15 @@ def kafka():
         yield kafka
 
 
-class Context:
+class Context(SimpleNamespace):
     """A task of the query."""
 
-    @staticmethod
-    def get():
-        return Context()
+    properties = {reports.QUERY_ID: QUERY, "streaming.sql.batchId": "0"}  # noqa: RUF012 - nothing changes it
 
-    def getLocalProperty(self, name):  # noqa: N802 - Spark's names
-        return {reports.QUERY_ID: QUERY, "streaming.sql.batchId": "0"}[name]
-
-    def partitionId(self):  # noqa: N802
-        return 0
-
-    def taskAttemptId(self):  # noqa: N802
-        return 0
-
-    def attemptNumber(self):  # noqa: N802
-        return 0
+    @classmethod
+    def get(cls):
+        numbers = dict.fromkeys(("partitionId", "taskAttemptId", "attemptNumber"), lambda: 0)
+        return cls(getLocalProperty=cls.properties.__getitem__, **numbers)
 
 
 class Session:
@@ -112,14 +104,8 @@ def read_a_batch(kafka, **options):
 
 def write_a_batch(kafka, values):
     source = DefaultSource({"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out"})
-    writer = source.streamWriter(source_schema(), overwrite=False)
+    writer = source.streamWriter(StructType([StructField("value", StringType())]), overwrite=False)
     writer.commit([writer.write(iter([pa.RecordBatch.from_pydict({"value": values})]))], 0)
-
-
-def source_schema():
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    return StructType([StructField("value", StringType())])
 
 
 @pytest.mark.parametrize(
@@ -131,14 +117,11 @@ def test_bad_records_commits_and_throttling_are_on_the_page_after_a_known_load(m
         monkeypatch.setattr(module, "TaskContext", Context)
     kafka.append("in", b"1", b"\xff", b"2", b"\xfe", b"3")
     throttle = kafka.fault("Fetch", Throttle(125))
-    served = metrics(Session(), port=0)
-    try:
+    with closing(metrics(Session(), port=0)) as served:
         read = read_a_batch(kafka, valueFormat="string", onBadRecord=handling)
         write_a_batch(kafka, ["a", "b"])
         found = eventually(lambda: page(served), "headrace_sink_commits_total", 1)
         found = eventually(lambda: page(served), metric, 2)
-    finally:
-        served.close()
     assert read == rows
     assert throttle.fired == 1
     assert found["headrace_throttled_seconds_total"] == 0.125
@@ -149,18 +132,15 @@ def test_bad_records_commits_and_throttling_are_on_the_page_after_a_known_load(m
 def test_what_was_lost_and_tolerated_is_on_the_page(monkeypatch, kafka):
     monkeypatch.setattr(readers, "TaskContext", Context)
     kafka.append("in", *[b"%d" % number for number in range(10)])
-    source = DefaultSource({"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "in", "failOnDataLoss": "false",
-                            "startingOffsets": "earliest"})  # fmt: skip
+    given = {"subscribe": "in", "failOnDataLoss": "false", "startingOffsets": "earliest"}
+    source = DefaultSource({"kafka.bootstrap.servers": kafka.bootstrap, **given})
     reader = source.streamReader(source.schema())
     start = reader.initialOffset()
     parts = reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
     kafka.delete_records("in", before=4)
-    served = metrics(Session(), port=0)
-    try:
+    with closing(metrics(Session(), port=0)) as served:
         assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 6
         eventually(lambda: page(served), "headrace_source_lost_offsets_total", 4)
-    finally:
-        served.close()
 
 
 # --- open transactions ------------------------------------------------------------------------------------------------
@@ -193,19 +173,13 @@ class ListsWhatItIsTold:
 
 
 def test_a_sink_is_shown_as_it_was_seen_last_and_when_it_cannot_be_asked(caplog):
-    served = metrics(Session(), port=0, sinks=[ListsWhatItIsTold({"job": [3.0, 8.0]})])
-    try:
+    with closing(metrics(Session(), port=0, sinks=[ListsWhatItIsTold({"job": [3.0, 8.0]})])) as served:
         found = eventually(lambda: page(served), "headrace_sink_open_transactions", 2)
-    finally:
-        served.close()
     assert (found["headrace_sink_reachable"], found["headrace_sink_oldest_transaction_seconds"]) == (1, 8)
     sink = ListsWhatItIsTold({"job": [3.0]}, {}, ConnectionError("no broker"), ConnectionError("no broker"))
-    watch = SinkWatch(sink, interval_s=0.001)
-    try:
+    with closing(SinkWatch(sink, interval_s=0.001)) as watch:
         for _ in range(6):
             assert sink.asked.acquire(timeout=LONG_S)
-    finally:
-        watch.close()
     assert caplog.text.count("cannot be listed") == 1
     assert watch.last_seen.is_reachable
 
@@ -226,15 +200,12 @@ def test_a_job_whose_transactions_have_ended_is_shown_with_none_once():
 
 def test_restarts_takeovers_and_standbys_are_those_of_the_status_file(tmp_path):
     path = tmp_path / "status.json"
-    served = metrics(Session(), port=0, status=path)
-    try:
+    with closing(metrics(Session(), port=0, status=path)) as served:
         assert "headrace_job_drivers_started_total" not in page(served)  # there is none yet
         lease = {"state": "LEADING", "leader": "host-a", "term": 4, "suspect": True, "trouble": None}
         status = {"drivers_started": 3, "takeovers": 2, "standbys": [{"pid": 7, "state": "ARMED"}], "lease": lease}
         StatusFile(path).write(status)
         found = page(served)
-    finally:
-        served.close()
     shown = {name: value for name, value in found.items() if name.startswith("headrace_job")}
     assert shown == {
         "headrace_job_drivers_started_total": 3,
@@ -344,14 +315,10 @@ def test_a_forked_process_counts_from_nothing():
 def test_opentelemetry_is_reported_the_same(tmp_path):
     reader = InMemoryMetricReader()
     StatusFile(tmp_path / "status").write({"drivers_started": 2})
-    served = metrics(Session(), meter_provider=MeterProvider([reader]), status=tmp_path / "status")
-    try:
+    with closing(metrics(Session(), meter_provider=MeterProvider([reader]), status=tmp_path / "status")) as served:
         found = points(reader)
-    finally:
-        served.close()
     assert served.port is None
-    attributes = {"query_id": QUERY, "query_name": "flights"}
-    assert found["headrace_query_starts"] == [(attributes, 1)]
+    assert found["headrace_query_starts"] == [({"query_id": QUERY, "query_name": "flights"}, 1)]
     assert found["headrace_job_drivers_started"] == [({}, 2)]
     assert found.keys() <= {kind.name for kind in SPARK_METRICS}
     assert points(reader) == {}  # it is closed

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -86,12 +87,8 @@ def samples(queries):
 
 NEVER = ("completed", "wrong_use", "data_loss", "bad_checkpoint", "fenced")
 COUNTED = (
-    "headrace_sink_commits_total",
-    "headrace_sink_commit_seconds_total",
-    "headrace_sink_transactions_total",
-    "headrace_source_skipped_records_total",
-    "headrace_source_bad_records_total",
-    "headrace_source_lost_offsets_total",
+    *(f"headrace_sink_{what}_total" for what in ("commits", "commit_seconds", "transactions")),
+    *(f"headrace_source_{what}_total" for what in ("skipped_records", "bad_records", "lost_offsets")),
 )
 
 
@@ -252,8 +249,6 @@ def test_names_are_escaped(queries):
 
 
 class Session:
-    """Has listeners, as Spark's."""
-
     def __init__(self):
         self.listeners = []
         self.streams = SimpleNamespace(addListener=self.listeners.append, removeListener=self.listeners.remove)
@@ -261,8 +256,7 @@ class Session:
 
 def test_the_page_shows_what_the_listener_was_reported_until_it_is_closed():
     session = Session()
-    served = metrics(session, port=0)
-    try:
+    with closing(metrics(session, port=0)) as served:
         (listener,) = session.listeners
         assert isinstance(listener, QueryListener)
         listener.onQueryStarted(SimpleNamespace(id="q", runId="1", name="flights"))
@@ -278,8 +272,6 @@ def test_the_page_shows_what_the_listener_was_reported_until_it_is_closed():
         assert end_by(taken.value).ending is Ending.FAILED  # a supervised job is started again
         with pytest.raises(UsageError, match=r"metrics cannot be served at 192\.0\.2\.1:"):
             metrics(session, port=0, address="192.0.2.1")
-    finally:
-        served.close()
     assert session.listeners == []
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=30)

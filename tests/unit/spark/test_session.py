@@ -355,15 +355,8 @@ def sparks(monkeypatch):
 
 
 SHOWN = ["kafka.ssl.keystore.location", "kafka.ssl.keystore.type", "subscribe", "valueFormat", "cataloged"]
-HIDDEN = [
-    "schemaRegistryUrl",
-    "kafka.sasl.jaas.config",
-    "kafka.ssl.keystore.key",
-    "schema.registry.basic.auth.user.info",
-    "storageOptions",
-    "STORAGEOPTIONS",
-    "catalog",
-]
+HIDDEN = ["schemaRegistryUrl", "kafka.sasl.jaas.config", "kafka.ssl.keystore.key", "schema.registry.basic.auth.user.info"]
+HIDDEN += ["storageOptions", "STORAGEOPTIONS", "catalog"]
 
 
 class TestPlans:
@@ -402,13 +395,8 @@ class TestParallelism:
 @pytest.mark.parametrize(
     ("master", "cores"),
     [
-        ("local", 1),
-        ("local[3]", 3),
-        ("local[3, 4]", 3),
-        ("local[*]", os.cpu_count()),
-        ("yarn", None),
-        ("spark://local[3]", None),
-        ("local-cluster[2,1,1024]", None),
+        *[("local", 1), ("local[3]", 3), ("local[3, 4]", 3), ("local[*]", os.cpu_count())],
+        *[(other, None) for other in ("yarn", "spark://local[3]", "local-cluster[2,1,1024]")],
     ],
 )
 def test_how_many_tasks_a_local_master_runs_at_once(master, cores):

@@ -15,10 +15,9 @@ from headrace.connectors.tables.delta import DeltaSink
 from headrace.connectors.tables.iceberg import IcebergSink
 from headrace.enumerator.errors import UsageError
 from headrace.spark.connectors import kafka_options, planned_batch_write, planned_stream_write
-from headrace.spark.delta_write import delta_write
 from headrace.spark.files_write import file_write
-from headrace.spark.iceberg_write import iceberg_write
 from headrace.spark.kafka_write import kafka_write
+from headrace.spark.table_write import delta_write, iceberg_write
 
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
@@ -28,6 +27,7 @@ from headrace.spark.sql_write import sql_write
 from headrace.sql import SqlSink, UpsertSink
 
 SECRET = "s3cr%t/@:?"
+ONE_OFF = one_off_job()
 QUOTED = "s3cr%25t%2F%40%3A%3F"
 URL = "postgresql://host:5432/shop"
 KAFKA = {"kafka.bootstrap.servers": "localhost:9092", "topic": "t"}
@@ -36,6 +36,16 @@ SCHEMA = StructType([StructField("value", StringType())])
 
 def sql_sink(**options):
     return sql_write({"url": URL, "dbtable": "orders", **options}).sink
+
+
+def refused(write, complaint):
+    """With this complaint, and without a secret in any of its causes."""
+    with pytest.raises(UsageError, match=complaint) as caught:
+        write()
+    seen: BaseException | None = caught.value
+    while seen is not None:
+        assert not [secret for secret in (SECRET, QUOTED, "s3cret") if secret in f"{seen} {seen!r}"]
+        seen = seen.__cause__
 
 
 class TestConnector:
@@ -95,10 +105,7 @@ class TestEverySink:
             ({"txnAppId": "a b", "txnVersion": "1"}, "a job's name"),
             ({"txnApId": "app"}, "'txnApId' is not known to the sink; did you mean 'txnAppId'"),
             ({"wholly-other": "x"}, "'wholly-other' is not known to the sink$"),
-            (
-                {"txnAppId": one_off_job(), "txnVersion": "1"},
-                "of another form than the names of writes that are never repeated",
-            ),
+            ({"txnAppId": ONE_OFF, "txnVersion": "1"}, "of another form than the names of writes that are never repeated"),
             ({"txnAppId": " "}, "'txnAppId' must not be empty"),
         ],
     )
@@ -174,13 +181,7 @@ class TestSql:
         ],
     )
     def test_what_is_wrong_is_named_and_no_secret_shown(self, options, complaint):
-        with pytest.raises(UsageError, match=complaint) as caught:
-            sql_sink(**options)
-        seen: BaseException | None = caught.value
-        while seen is not None:
-            assert SECRET not in f"{seen} {seen!r}"
-            assert QUOTED not in f"{seen} {seen!r}"
-            seen = seen.__cause__
+        refused(lambda: sql_sink(**options), complaint)
 
     @pytest.mark.parametrize("missing", ["url", "dbtable"])
     def test_what_is_missing_is_named(self, missing):
@@ -215,12 +216,7 @@ class TestFiles:
         ],
     )
     def test_what_is_wrong_is_named_and_no_secret_shown(self, options, complaint):
-        with pytest.raises(UsageError, match=complaint) as caught:
-            file_write(options)
-        seen: BaseException | None = caught.value
-        while seen is not None:
-            assert "s3cret" not in f"{seen} {seen!r}"
-            seen = seen.__cause__
+        refused(lambda: file_write(options), complaint)
 
 
 class TestDelta:
@@ -251,9 +247,7 @@ class TestDelta:
         ],
     )
     def test_what_is_wrong_is_named_and_no_secret_shown(self, options, complaint):
-        with pytest.raises(UsageError, match=complaint) as caught:
-            delta_write(options, SCHEMA)
-        assert "s3cret" not in str(caught.value)
+        refused(lambda: delta_write(options, SCHEMA), complaint)
 
     def test_changes_are_put_in_order_by_the_offset_where_there_is_one(self):
         given = {"path": "/t", "upsertKeys": "id, city", "changeTypeColumn": "op", "mergeSchema": "TRUE"}
@@ -294,6 +288,4 @@ class TestIceberg:
         [({"table": "a.b"}, "option 'catalog' is missing"), ({"table": "a.b", "catalog": "s3cret"}, "must be JSON like")],
     )
     def test_what_is_wrong_is_named_and_no_secret_shown(self, options, complaint):
-        with pytest.raises(UsageError, match=complaint) as caught:
-            iceberg_write(options, SCHEMA)
-        assert "s3cret" not in str(caught.value)
+        refused(lambda: iceberg_write(options, SCHEMA), complaint)

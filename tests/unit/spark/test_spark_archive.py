@@ -13,13 +13,6 @@ pytest.importorskip("pyspark")
 from headrace.enumerator.errors import PeerError
 from headrace.runners.spark_processes import spark_archive
 from headrace.runners.spark_processes.class_archives import ClassArchive, Sample
-from headrace.runners.spark_processes.spark_archive import (
-    SUBMIT_OPTIONS,
-    archive_at_hand,
-    archive_file,
-    make_archive,
-    use_archive,
-)
 from headrace.testing.servers.kafka import class_archive as of_brokers
 from headrace.testing.servers.kafka.class_archive import archive_options
 
@@ -27,49 +20,49 @@ from headrace.testing.servers.kafka.class_archive import archive_options
 @pytest.fixture(autouse=True)
 def cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(SUBMIT_OPTIONS, raising=False)
+    monkeypatch.delenv(spark_archive.SUBMIT_OPTIONS, raising=False)
     return tmp_path
 
 
 def options() -> str:
-    return os.environ.get(SUBMIT_OPTIONS, "")
+    return os.environ.get(spark_archive.SUBMIT_OPTIONS, "")
 
 
 def test_without_a_file_nothing_is_changed():
-    use_archive()
+    spark_archive.use_archive()
     assert options() == ""
 
 
 def test_the_file_is_used_alongside_what_the_user_has_set_and_named_once(monkeypatch):
-    archive_file().parent.mkdir()
-    archive_file().touch()
-    monkeypatch.setenv(SUBMIT_OPTIONS, "-Dmine=1")
-    use_archive()
-    use_archive()
+    spark_archive.archive_of_spark().file.parent.mkdir()
+    spark_archive.archive_of_spark().file.touch()
+    monkeypatch.setenv(spark_archive.SUBMIT_OPTIONS, "-Dmine=1")
+    spark_archive.use_archive()
+    spark_archive.use_archive()
     assert options().startswith("-Dmine=1 ")
-    assert options().count(f"-XX:SharedArchiveFile={archive_file()}") == 1
+    assert options().count(f"-XX:SharedArchiveFile={spark_archive.archive_of_spark().file}") == 1
 
 
 def test_another_java_has_another_file(monkeypatch, tmp_path):
-    before = archive_file()
+    before = spark_archive.archive_of_spark().file
     java = tmp_path / "java-home" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text("#!/bin/sh\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(java.parents[1]))
-    assert archive_file() != before
+    assert spark_archive.archive_of_spark().file != before
 
 
 def test_a_sample_that_fails_is_shown_and_leaves_nothing(monkeypatch, cache):
     monkeypatch.setattr(spark_archive, "SAMPLE", "headrace.no_such_module")
     with pytest.raises(PeerError, match="no_such_module"):
-        make_archive()
+        spark_archive.archive_of_spark().make()
     assert list((cache / "headrace").iterdir()) == []
 
 
 def test_two_that_find_none_make_one(monkeypatch):
     made = []
-    other = Thread(target=archive_at_hand)
+    other = Thread(target=spark_archive.archive_of_spark().at_hand)
 
     def make(archive: ClassArchive) -> None:
         made.append(1)
@@ -79,8 +72,8 @@ def test_two_that_find_none_make_one(monkeypatch):
         archive.file.touch()
 
     monkeypatch.setattr(ClassArchive, "make", make)
-    archive_file().parent.mkdir()
-    archive_at_hand()
+    spark_archive.archive_of_spark().file.parent.mkdir()
+    spark_archive.archive_of_spark().at_hand()
     other.join(30)
     assert made == [1]
 

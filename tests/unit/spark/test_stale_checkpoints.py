@@ -160,8 +160,7 @@ def test_a_replay_of_the_same_offsets_is_completed_whatever_rows_and_tasks_it_ha
     sink = MemorySink(log)
     StreamWriter(sink, ["value"], checkpoint("own", 0, 5)).commit(messages(sink, 0, ["a", "b"]), 0)
     new_run(monkeypatch)
-    other = [*messages(sink, 0, ["x"]), *skipped(0)]
-    StreamWriter(sink, ["value"], checkpoint("own", 0, 5)).commit(other, 0)
+    StreamWriter(sink, ["value"], checkpoint("own", 0, 5)).commit([*messages(sink, 0, ["x"]), *skipped(0)], 0)
     assert visible(log) == ["a", "b"]
     StreamWriter(sink, ["value"], checkpoint("copy", 1, 7)).commit(messages(sink, 1, ["c"]), 1)
     assert visible(log) == ["a", "b", "c"]

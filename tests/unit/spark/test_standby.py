@@ -73,6 +73,11 @@ def armed(standbys=1, **settings):
     return core
 
 
+@pytest.fixture
+def core():
+    return armed()
+
+
 def gets_on(core, number, now_s):
     """It starts, ends its first batch, and some more."""
     assert core.handle(DriverReported(number, now_s, DriverReport.BEGAN)) == []
@@ -133,8 +138,7 @@ def test_the_one_that_was_kept_warm_is_called_when_the_job_is_started(is_armed):
     assert phases(core) == {1: "ACTIVE"}
 
 
-def test_a_standby_that_waits_takes_over_at_once_and_the_next_one_warms_when_it_runs():
-    core = armed()
+def test_a_standby_that_waits_takes_over_at_once_and_the_next_one_warms_when_it_runs(core):
     assert core.handle(DriverDied(1, 100.0, KILLED, EVEN)) == [CallDriver(2)]  # the strategy's delay is 60 s
     assert phases(core) == {2: "TAKING_OVER"}
     assert gets_on(core, 2, 100.5) == [Launch(3)]
@@ -142,16 +146,14 @@ def test_a_standby_that_waits_takes_over_at_once_and_the_next_one_warms_when_it_
     assert phases(core) == {2: "ACTIVE", 3: "WARMING"}
 
 
-def test_a_second_death_while_the_next_standby_warms_waits_for_it_and_no_longer_than_the_delay():
-    core = armed()
+def test_a_second_death_while_the_next_standby_warms_waits_for_it_and_no_longer_than_the_delay(core):
     core.handle(DriverDied(1, 100.0, KILLED, EVEN))
     gets_on(core, 2, 100.5)
     assert core.handle(DriverDied(2, 106.0, KILLED, EVEN)) == []
     assert core.handle(DriverReported(3, 120.0, DriverReport.ARMED)) == [CallDriver(3)]
 
 
-def test_a_driver_that_still_warms_is_called_when_the_delay_is_over_as_it_is_nearer_than_a_new_one():
-    core = armed()
+def test_a_driver_that_still_warms_is_called_when_the_delay_is_over_as_it_is_nearer_than_a_new_one(core):
     core.handle(DriverDied(1, 100.0, KILLED, EVEN))
     gets_on(core, 2, 100.5)
     core.handle(DriverDied(2, 106.0, KILLED, EVEN))
@@ -184,15 +186,13 @@ def test_what_a_takeover_cannot_mend_ends_the_job_and_the_standbys_first(ending)
     assert core.wake_at_s is None
 
 
-def test_a_stop_ends_the_standbys_at_once_and_the_job_after_its_batch():
-    core = armed()
+def test_a_stop_ends_the_standbys_at_once_and_the_job_after_its_batch(core):
     assert core.handle(JobStopRequested(10.0)) == [Kill(2), Stop(1)]
     assert core.handle(DriverDied(2, 10.1, KILLED, EVEN)) == []
     assert core.handle(DriverDied(1, 15.0, STOPPED, EVEN)) == [Finish(STOPPED)]
 
 
-def test_a_standby_that_dies_is_replaced_after_a_delay_and_the_job_continues():
-    core = armed()
+def test_a_standby_that_dies_is_replaced_after_a_delay_and_the_job_continues(core):
     assert core.handle(DriverDied(2, 10.0, DriverEnd(Ending.WRONG_USE, "no memory"), EVEN)) == []
     assert core.standby_failure == "no memory"
     assert core.handle(TimePassed(10.9)) == []
@@ -204,8 +204,7 @@ def looks(core, count, first_s=6.0):
     return [command for n in range(count) for command in core.handle(TimePassed(first_s + 2.0 * (n + 1)))]
 
 
-def test_a_silent_active_is_killed_and_a_standby_is_called_only_when_it_is_dead():
-    core = armed()
+def test_a_silent_active_is_killed_and_a_standby_is_called_only_when_it_is_dead(core):
     core.handle(DriverReported(2, 6.0, DriverReport.ALIVE))
     for n in range(LOOKS + 1):
         core.handle(DriverReported(2, 7.0 + 2 * n, DriverReport.ALIVE))
@@ -216,8 +215,7 @@ def test_a_silent_active_is_killed_and_a_standby_is_called_only_when_it_is_dead(
     assert core.job.last_failure == "the driver has said nothing for 8 s"
 
 
-def test_a_silent_standby_is_killed_and_replaced_and_the_active_is_left_alone():
-    core = armed()
+def test_a_silent_standby_is_killed_and_replaced_and_the_active_is_left_alone(core):
     for n in range(LOOKS + 1):
         core.handle(DriverReported(1, 7.0 + 2 * n, DriverReport.PROGRESSED))
         assert core.handle(TimePassed(8.0 + 2 * n)) == ([Kill(2)] if n == LOOKS else [])
@@ -225,9 +223,8 @@ def test_a_silent_standby_is_killed_and_replaced_and_the_active_is_left_alone():
     assert core.job.phase is SupervisionPhase.RUNNING
 
 
-def test_a_clock_that_jumps_makes_no_process_silent():
+def test_a_clock_that_jumps_makes_no_process_silent(core):
     """A supervisor, or a machine, that was stopped for an hour."""
-    core = armed()
     assert core.handle(TimePassed(3600.0)) == []
     assert core.handle(DriverReported(1, 3600.1, DriverReport.ALIVE)) == []
 

@@ -2,20 +2,13 @@
 
 import json
 from dataclasses import dataclass, field, replace
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
 
+from headrace.enumerator import errors
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
-from headrace.enumerator.errors import (
-    AuthenticationError,
-    DataLossError,
-    DeadlineExceededError,
-    OutageError,
-    RetriableError,
-    StateError,
-    UsageError,
-)
 from headrace.enumerator.ledger import SplitState
 from headrace.runners.local.savepoints import Savepoint
 from headrace.runners.spark import tasks as task_reading
@@ -47,12 +40,8 @@ class WatchedSource(MemorySource):
             raise self.outage
         let_pass = {split.split_id: self.ends_seen.get(split.split_id) for split in splits}
         seen = super().at_end([split for split in splits if let_pass[split.split_id] is None])
-        lost = {
-            split.split_id: replace(split, next_offset=let_pass[split.split_id])
-            for split in splits
-            if split.split_id not in seen
-        }
-        return {**seen, **lost}
+        lost = [split for split in splits if split.split_id not in seen]
+        return {**seen, **{split.split_id: replace(split, next_offset=let_pass[split.split_id]) for split in lost}}
 
     def retired(self, splits):
         self.asked_whether_gone.append([split.split_id for split in splits])
@@ -126,8 +115,13 @@ class Query:
         if self.offset_log and self.committed < len(self.offset_log):
             self._process(len(self.offset_log) - 1)
 
-    def trigger(self):
-        """One trigger to its end: True when a batch ran."""
+    def drain(self):
+        while self.trigger():
+            pass
+
+    def trigger(self, **source):
+        """One trigger to its end, of a source with these attributes: True when a batch ran."""
+        vars(self.source).update(source)
         if not self.log_offsets():
             return False
         self._process(len(self.offset_log) - 1)
@@ -154,21 +148,46 @@ class Query:
         self.committed = batch + 1
 
 
+def add(log, name, *values):
+    log.create(name)
+    log.append(name, list(values))
+
+
+def refuse_missing(splits):
+    raise errors.DataLossError(f"gone: {splits[0].split_id}")
+
+
 @pytest.fixture
 def log():
     log = MemoryLog()
     for name in "ab":
-        log.create(name)
-        log.append(name, [f"{name}{number}" for number in range(10)])
+        add(log, name, *(f"{name}{number}" for number in range(10)))
     return log
+
+
+@pytest.fixture
+def query(log):
+    return Query(WatchedSource(log))
+
+
+@pytest.fixture
+def started(log):
+    """A query whose first batch has run."""
+    query = Query(WatchedSource(log))
+    query.trigger()
+    return query
+
+
+@pytest.fixture
+def latest(log):
+    return Query(WatchedSource(log, start="latest"))
 
 
 def all_values(log):
     return sorted(value for split_id in log._values for value in log.read(split_id, 0, 10**9))
 
 
-def test_a_query_reads_everything_once_and_then_what_comes(log):
-    query = Query(WatchedSource(log))
+def test_a_query_reads_everything_once_and_then_what_comes(query, log):
     assert query.trigger()
     assert not query.trigger()
     log.append("a", ["a10"])
@@ -195,139 +214,111 @@ class TestSavepoints:
         assert sorted(query.rows) == ["a7", "a8", "a9", "b9", "later"]
         assert [record.getMessage() for record in caplog.records] == [f"the query starts where savepoint {query.savepoint} is"]
 
-    def test_a_query_with_a_checkpoint_continues_from_that_and_each_run_says_so_once(self, log, caplog):
-        query = Query(WatchedSource(log))
-        query.trigger()
-        query.savepoint = "/a/savepoint-that-is-gone.json"
+    def test_a_query_with_a_checkpoint_continues_from_that_and_each_run_says_so_once(self, started, log, caplog):
+        started.savepoint = "/a/savepoint-that-is-gone.json"
         for value in ("one", "two"):
-            query.run()
+            started.run()
             for number in range(2):
                 log.append("a", [f"{value}{number}"])
-                assert query.trigger()
-        assert sorted(query.rows) == all_values(log)
+                assert started.trigger()
+        assert sorted(started.rows) == all_values(log)
         assert [record.getMessage() for record in caplog.records] == [
             "the query continues from its checkpoint; savepoint /a/savepoint-that-is-gone.json is not looked at"
         ] * 2
 
 
-def test_positions_are_looked_up_once_and_the_mark_of_a_new_query_differs_from_every_end(log):
-    query = Query(WatchedSource(log, start="latest"))
-    initial = query.planner.initial_offsets()
-    assert query.source.discoveries == []
-    end = query.planner.next_offsets(initial, None, None)
+def test_positions_are_looked_up_once_and_the_mark_of_a_new_query_differs_from_every_end(latest, log):
+    initial = latest.planner.initial_offsets()
+    assert latest.source.discoveries == []
+    end = latest.planner.next_offsets(initial, None, None)
     log.append("a", ["a10"])
-    assert query.planner.initial_offsets() == initial != end
-    query.planner.next_offsets(initial, None, None)
-    assert query.source.discoveries.count("initial") == 1
+    assert latest.planner.initial_offsets() == initial != end
+    latest.planner.next_offsets(initial, None, None)
+    assert latest.source.discoveries.count("initial") == 1
 
 
-def test_batch_0_runs_without_data_so_that_the_start_is_durable(log):
-    query = Query(WatchedSource(log, start="latest"))
-    assert query.trigger()
-    assert query.rows == []
+def test_batch_0_runs_without_data_so_that_the_start_is_durable(latest, log):
+    assert latest.trigger()
+    assert latest.rows == []
     log.append("a", ["late"])
-    query.run()  # a restart before any other batch: the position must not be looked up again
-    assert query.trigger()
-    assert query.rows == ["late"]
-    assert query.source.discoveries.count("initial") == 1
+    latest.run()  # a restart before any other batch: the position must not be looked up again
+    assert latest.trigger()
+    assert latest.rows == ["late"]
+    assert latest.source.discoveries.count("initial") == 1
 
 
-def test_a_killed_batch_0_is_replayed_from_where_it_started_not_from_a_new_latest(log):
-    query = Query(WatchedSource(log, start="latest"))
-    assert query.log_offsets()  # "latest" is here
+def test_a_killed_batch_0_is_replayed_from_where_it_started_not_from_a_new_latest(latest, log):
+    assert latest.log_offsets()  # "latest" is here
     log.append("a", ["one", "two"])
-    query.limits = Limits(max_offsets=1)
-    query.run()  # killed: Spark asks for initial offsets again, and "latest" would be another place now
-    while query.trigger():
-        pass
-    assert query.rows == ["one", "two"]
-    assert query.source.discoveries.count("initial") == 1
+    latest.limits = Limits(max_offsets=1)
+    latest.run()  # killed: Spark asks for initial offsets again, and "latest" would be another place now
+    latest.drain()
+    assert latest.rows == ["one", "two"]
+    assert latest.source.discoveries.count("initial") == 1
 
 
-def test_a_killed_batch_0_is_replayed_though_a_split_appeared_that_the_start_does_not_name(log):
+def test_a_killed_batch_0_is_replayed_though_a_split_appeared_that_the_start_does_not_name(query, log):
     """Regression: startingOffsets names partitions, one is added while the query is down, and no start fits all of them."""
-    query = Query(WatchedSource(log))
     query.log_offsets()
-    log.create("c")
-    log.append("c", ["c0"])
-
-    def refused():
-        raise UsageError("start positions by partition must name every partition and no other: missing [c]")
-
-    query.source.initial_answer = refused
+    add(log, "c", "c0")
+    query.source.initial_answer = Mock(
+        side_effect=errors.UsageError("start positions by partition must name every partition and no other: missing [c]")
+    )
     query.run()
     query.trigger()
     assert sorted(query.rows) == all_values(log)
     assert query.planner.initial_offsets() == Query(WatchedSource(log)).planner.initial_offsets()
 
 
-def test_a_new_query_says_what_is_wrong_with_its_start(log):
-    query = Query(WatchedSource(log))
-
-    def refused():
-        raise UsageError("no such topic")
-
-    query.source.initial_answer = refused
+def test_a_new_query_says_what_is_wrong_with_its_start(query):
+    query.source.initial_answer = Mock(side_effect=errors.UsageError("no such topic"))
     query.run()
-    with pytest.raises(UsageError, match="no such topic"):
+    with pytest.raises(errors.UsageError, match="no such topic"):
         query.trigger()
 
 
-def test_a_killed_later_batch_is_replayed_with_the_same_ranges(log):
-    query = Query(WatchedSource(log))
-    query.trigger()
+def test_a_killed_later_batch_is_replayed_with_the_same_ranges(started, log):
     log.append("a", ["x"])
-    query.log_offsets()
+    started.log_offsets()
     log.append("a", ["y"])
-    query.run()
-    assert query.rows[-1] == "x"
-    query.trigger()
-    assert sorted(query.rows) == all_values(log)
+    started.run()
+    assert started.rows[-1] == "x"
+    started.trigger()
+    assert sorted(started.rows) == all_values(log)
 
 
-def test_no_restart_initialises_again(log):
-    query = Query(WatchedSource(log))
-    query.trigger()
-    query.source.discoveries.clear()
-    query.run()
-    query.trigger()
-    assert query.source.discoveries == ["later"]
+def test_no_restart_initialises_again(started):
+    started.source.discoveries.clear()
+    started.run()
+    started.trigger()
+    assert started.source.discoveries == ["later"]
 
 
-def test_where_each_split_started_stays_in_the_offsets(log):
-    query = Query(WatchedSource(log))
-    query.trigger()
+def test_where_each_split_started_stays_in_the_offsets(started, log):
     log.append("a", ["x"])
-    query.trigger()
-    assert MemoryOffsets().from_json(query.offset_log[-1]).started_at == {"a": 0, "b": 0}
+    started.trigger()
+    assert MemoryOffsets().from_json(started.offset_log[-1]).started_at == {"a": 0, "b": 0}
 
 
-def test_a_new_split_is_read_from_its_first_value(log):
-    query = Query(WatchedSource(log, start="latest"))
-    query.trigger()
+def test_a_new_split_is_read_from_its_first_value(latest, log):
+    latest.trigger()
+    add(log, "c", "c0")
+    latest.trigger()
+    assert latest.rows == ["c0"]
+
+
+def test_an_empty_new_split_is_made_durable_at_once(started, log):
     log.create("c")
-    log.append("c", ["c0"])
-    query.trigger()
-    assert query.rows == ["c0"]
+    assert started.trigger()
+    assert "c" in MemoryOffsets().from_json(started.offset_log[-1]).splits
+    assert not started.trigger()
 
 
-def test_an_empty_new_split_is_made_durable_at_once(log):
-    query = Query(WatchedSource(log))
-    query.trigger()
-    log.create("c")
-    assert query.trigger()
-    assert "c" in MemoryOffsets().from_json(query.offset_log[-1]).splits
-    assert not query.trigger()
-
-
-def test_a_split_found_in_a_killed_batch_is_replayed_from_where_it_started(log):
-    query = Query(WatchedSource(log))
-    query.trigger()
-    log.create("c")
-    log.append("c", ["c0", "c1"])
-    query.log_offsets()
-    query.run()
-    assert sorted(query.rows) == all_values(log)
+def test_a_split_found_in_a_killed_batch_is_replayed_from_where_it_started(started, log):
+    add(log, "c", "c0", "c1")
+    started.log_offsets()
+    started.run()
+    assert sorted(started.rows) == all_values(log)
 
 
 def test_a_source_without_splits_waits_for_them():
@@ -335,8 +326,7 @@ def test_a_source_without_splits_waits_for_them():
     query = Query(WatchedSource(log))
     assert query.trigger()
     query.run()
-    log.create("a")
-    log.append("a", ["first"])
+    add(log, "a", "first")
     query.trigger()
     assert query.rows == ["first"]
 
@@ -350,29 +340,21 @@ def test_a_killed_batch_0_without_splits_is_replayed():
 
 
 class TestMissingSplits:
-    def test_are_reported_once_and_keep_their_place(self, log):
-        query = Query(WatchedSource(log))
-        query.trigger()
+    def test_are_reported_once_and_keep_their_place(self, started, log):
         log.hide("a")
         log.append("a", ["hidden"])
-        query.trigger()
-        query.trigger()
-        assert query.source.missing == [["a"]]
+        started.trigger()
+        started.trigger()
+        assert started.source.missing == [["a"]]
         log.show("a")
-        query.trigger()
-        assert sorted(query.rows) == all_values(log)
+        started.trigger()
+        assert sorted(started.rows) == all_values(log)
 
-    def test_stop_the_query_when_the_source_says_so(self, log):
-        query = Query(WatchedSource(log))
-        query.trigger()
+    def test_stop_the_query_when_the_source_says_so(self, started, log):
         log.hide("a")
-
-        def refuse(splits):
-            raise DataLossError(f"gone: {splits[0].split_id}")
-
-        query.source.on_splits_missing = refuse
-        with pytest.raises(DataLossError, match="gone: a"):
-            query.trigger()
+        started.source.on_splits_missing = refuse_missing
+        with pytest.raises(errors.DataLossError, match="gone: a"):
+            started.trigger()
 
     def test_one_that_flaps_is_read_on_from_where_it_was_though_a_batch_is_limited(self, log):
         query = Query(WatchedSource(log), limits=Limits(max_offsets=4))
@@ -380,91 +362,76 @@ class TestMissingSplits:
         log.hide("a")
         query.trigger()
         log.show("a")
-        while query.trigger():
-            pass
+        query.drain()
         assert sorted(query.rows) == all_values(log)
 
-    def test_are_asked_about_once_at_every_look_until_they_are_gone_and_never_again(self, log):
-        query = Query(WatchedSource(log))
-        query.trigger()
+    def test_are_asked_about_once_at_every_look_until_they_are_gone_and_never_again(self, started, log):
         log.hide("a")
-        query.trigger()
-        query.trigger()
-        assert query.source.asked_whether_gone == [["a"], ["a"]]
-        query.source.gone_for_good = {"a"}
-        before = query.offset_log[-1]
-        left = [query.planner.next_offsets(before, None, None) for _ in range(2)]
-        assert query.source.asked_whether_gone == [["a"]] * 3
+        started.trigger()
+        started.trigger()
+        assert started.source.asked_whether_gone == [["a"], ["a"]]
+        started.source.gone_for_good = {"a"}
+        before = started.offset_log[-1]
+        left = [started.planner.next_offsets(before, None, None) for _ in range(2)]
+        assert started.source.asked_whether_gone == [["a"]] * 3
         assert left[0] == left[1] != before
 
-    def test_leave_though_another_left_before_the_offsets_were_stored(self, log):
-        query = Query(WatchedSource(log))
-        query.trigger()
-        before = query.offset_log[-1]
+    def test_leave_though_another_left_before_the_offsets_were_stored(self, started, log):
+        before = started.offset_log[-1]
         for name in "ab":
             log.hide(name)
-            query.source.gone_for_good |= {name}
-            end = query.planner.next_offsets(before, None, None)
+            started.source.gone_for_good |= {name}
+            end = started.planner.next_offsets(before, None, None)
         assert MemoryOffsets().from_json(end).splits == {}
 
 
 class TestOutages:
-    def test_are_ridden_out_and_said_once_each_way(self, log, caplog):
-        query = Query(WatchedSource(log))
-        query.trigger()
-        query.trigger()
+    def test_are_ridden_out_and_said_once_each_way(self, started, log, caplog):
+        started.trigger()
         assert caplog.text == ""
         for _ in range(2):
-            query.source.outage = OutageError("no broker answers")
+            started.source.outage = errors.OutageError("no broker answers")
             said = len(caplog.records)
-            assert [query.trigger(), len(caplog.records), query.trigger()] == [False, said + 1, False]
-            query.source.outage = None
+            assert [started.trigger(), len(caplog.records), started.trigger()] == [False, said + 1, False]
+            started.source.outage = None
             log.append("a", ["x"])
-            assert query.trigger()
+            assert started.trigger()
         said = ["the query continues, but finds nothing new until this is over: no broker answers", "the source answers again"]
         assert [record.message for record in caplog.records] == said * 2
 
-    def test_hold_up_nothing_but_what_they_leave_inconclusive(self, log, caplog):
-        query = Query(WatchedSource(log))
-        query.trigger()
+    def test_hold_up_nothing_but_what_they_leave_inconclusive(self, started, log, caplog):
         for _ in range(2):
-            query.source.inconclusive = RetriableError("whether there is a c is not known")
+            started.source.inconclusive = errors.RetriableError("whether there is a c is not known")
             said = len(caplog.records)
             for value in "xy":
                 log.append("a", [value])
-                assert query.trigger()
+                assert started.trigger()
                 assert len(caplog.records) == said + 1
-            query.source.inconclusive = None
-            query.trigger()
+            started.trigger(inconclusive=None)
         said = "the query continues without what may be new until this is over: whether there is a c is not known"
         assert [record.message for record in caplog.records] == [said, "the query finds what is new again"] * 2
 
-    def test_leave_something_inconclusive_at_the_first_look_too(self, log, caplog):
-        query = Query(WatchedSource(log))
-        query.trigger()
-        query.run()
-        query.source.inconclusive = RetriableError("whether there is a c is not known")
-        query.trigger()
+    def test_leave_something_inconclusive_at_the_first_look_too(self, started, caplog):
+        started.run()
+        started.trigger(inconclusive=errors.RetriableError("whether there is a c is not known"))
         assert len(caplog.records) == 1
 
-    def test_are_not_left_inconclusive_for_the_next_run(self, log):
-        query = Query(WatchedSource(log))
+    def test_are_not_left_inconclusive_for_the_next_run(self, query, log):
         query.planner.pin_end()
         query.trigger()
         query.run()
-        query.source.inconclusive = RetriableError("whether there is a c is not known")
+        query.source.inconclusive = errors.RetriableError("whether there is a c is not known")
         query.planner.pin_end()
-        with pytest.raises(RetriableError, match="whether there is a c"):
+        with pytest.raises(errors.RetriableError, match="whether there is a c"):
             query.trigger()
         query.source.inconclusive = None
         log.append("a", ["x"])
         assert query.trigger()
 
-    def test_end_a_query_that_would_take_nothing_for_the_end(self, log):
-        query = Query(WatchedSource(log))
+    def test_end_a_query_that_would_take_nothing_for_the_end(self, query):
         query.planner.pin_end()
-        query.source.outage = OutageError("no broker answers")
-        with pytest.raises(OutageError, match="no broker answers"):
+        query.source.outage = errors.OutageError("no broker answers")
+        with pytest.raises(errors.OutageError, match="no broker answers"):
             query.trigger()
 
 
@@ -479,8 +446,7 @@ class TestEndsThatGoBack:
         return query
 
     def test_are_durable_at_once_and_read_on_from(self, query, log):
-        query.source.ends_seen = {"a": 4}
-        assert query.trigger()
+        assert query.trigger(ends_seen={"a": 4})
         assert MemoryOffsets().from_json(query.offset_log[-1]).splits["a"].next_offset == 4
         query.source.ends_seen = {}
         query.now += 60
@@ -495,8 +461,7 @@ class TestEndsThatGoBack:
         assert query.source.published[1:] == [{"a": 4}]
 
     def test_are_not_published_again_once_they_are_passed(self, query):
-        query.source.ends_seen = {"a": 4}
-        query.trigger()
+        query.trigger(ends_seen={"a": 4})
         went_back = query.offset_log[-1]
         query.source.ends_seen = {}
         query.now += 60
@@ -507,34 +472,26 @@ class TestEndsThatGoBack:
 
     def test_are_published_though_what_lay_before_was_not_until_then(self, log):
         query = Query(WatchedSource(log), limits=Limits(min_offsets=100, max_delay_s=60))
-        query.source.publish_error = RetriableError("busy")
-        query.trigger()
+        query.trigger(publish_error=errors.RetriableError("busy"))
         before = query.offset_log[-1]
-        query.source.ends_seen = {"a": 4}
-        query.trigger()
+        query.trigger(ends_seen={"a": 4})
         query.source.publish_error = None
         query.planner.committed(before)
         query.trigger()
         assert query.source.published == [{"a": 10, "b": 10}, {"a": 4}]
 
     def test_are_published_later_where_that_fails_for_now(self, query):
-        query.source.ends_seen = {"a": 4}
-        query.trigger()
-        query.source.publish_error = RetriableError("busy")
-        query.trigger()
-        query.source.ends_seen = {"a": 4, "b": 6}
-        query.trigger()
-        query.source.publish_error = None
-        query.trigger()
+        query.trigger(ends_seen={"a": 4})
+        query.trigger(publish_error=errors.RetriableError("busy"))
+        query.trigger(ends_seen={"a": 4, "b": 6})
+        query.trigger(publish_error=None)
         assert query.source.published[1:] == [{"a": 4, "b": 6}]
 
     def test_do_not_pin_the_end_of_a_run_since_there_may_be_more_behind(self, query, log):
         query.planner.pin_end()
-        query.source.ends_seen = {"a": 4}
-        query.trigger()
+        query.trigger(ends_seen={"a": 4})
         query.source.ends_seen = {}
-        while query.trigger():
-            pass
+        query.drain()
         assert query.rows[20:] == [f"a{number}" for number in range(4, 10)]
 
 
@@ -552,14 +509,9 @@ class TestRetiredSplits:
         return set(MemoryOffsets().from_json(query.offset_log[-1]).splits)
 
     def test_leave_the_offsets_at_once_and_with_them_the_reason_to_fail(self, query, log):
-        query.source.gone_for_good = {"a"}
-        assert query.trigger()
+        assert query.trigger(gone_for_good={"a"})
         assert self.known(query) == {"b"}
-
-        def refuse(splits):
-            raise DataLossError(f"gone: {splits[0].split_id}")
-
-        query.source.on_splits_missing = refuse
+        query.source.on_splits_missing = refuse_missing
         query.run()
         log.append("b", ["b10"])
         query.trigger()
@@ -568,25 +520,19 @@ class TestRetiredSplits:
     def test_are_asked_for_until_there_is_a_proof(self, query):
         assert not query.trigger()
         assert self.known(query) == {"a", "b"}
-        query.source.gone_for_good = {"a"}
-        assert query.trigger()
+        assert query.trigger(gone_for_good={"a"})
         assert self.known(query) == {"b"}
         assert query.source.missing == [["a"]], "reported once"
 
     def test_a_batch_that_was_killed_while_one_left_is_replayed_without_asking_again(self, query):
         query.source.gone_for_good = {"a"}
         query.log_offsets()
-
-        def refuse(splits):
-            raise DataLossError(f"gone: {splits[0].split_id}")
-
-        query.source.on_splits_missing = refuse
+        query.source.on_splits_missing = refuse_missing
         query.run()
         assert query.committed == 2
 
     def test_one_that_is_back_after_all_continues_where_it_was(self, query, log):
-        query.source.gone_for_good = {"a"}
-        query.trigger()
+        query.trigger(gone_for_good={"a"})
         log.show("a")
         log.append("a", ["a10"])
         query.trigger()
@@ -597,8 +543,7 @@ class TestRetiredSplits:
         sizes = []
         for number in range(20):
             name = f"short-lived-{number}"
-            log.create(name)
-            log.append(name, ["x"])
+            add(log, name, "x")
             query.trigger()
             log.hide(name)
             query.source.gone_for_good |= {name}
@@ -610,50 +555,49 @@ class TestRetiredSplits:
         query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
         query.trigger()
         log.hide("a")
-        query.source.gone_for_good = {"a"}
-        assert query.trigger()
+        assert query.trigger(gone_for_good={"a"})
         assert self.known(query) == {"b"}
 
 
 class TestLimits:
+    @pytest.fixture
+    def delayed(self, log):
+        """A query whose first batch has run: the first never waits."""
+        query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
+        query.trigger()
+        return query
+
     def test_max_offsets_are_shared_out_over_all_splits(self, log):
         query = Query(WatchedSource(log), limits=Limits(max_offsets=4))
         query.trigger()
         assert sorted(query.rows) == ["a0", "a1", "b0", "b1"]
-        while query.trigger():
-            pass
+        query.drain()
         assert sorted(query.rows) == all_values(log)
 
-    def test_min_offsets_hold_a_batch_back_until_enough_are_there(self, log):
-        query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
-        query.trigger()  # the first never waits
+    def test_min_offsets_hold_a_batch_back_until_enough_are_there(self, delayed, log):
         log.append("a", ["1", "2"])
-        query.now += 59
-        assert not query.trigger()
+        delayed.now += 59
+        assert not delayed.trigger()
         log.append("b", ["3", "4", "5"])
-        assert query.trigger()
-        assert sorted(query.rows) == all_values(log)
+        assert delayed.trigger()
+        assert sorted(delayed.rows) == all_values(log)
 
-    def test_min_offsets_hold_a_batch_back_no_longer_than_the_delay(self, log):
-        query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
-        query.trigger()
+    def test_min_offsets_hold_a_batch_back_no_longer_than_the_delay(self, delayed, log):
         log.append("a", ["1"])
-        query.now += 59.9
-        assert not query.trigger()
-        query.now += 0.1
-        assert query.trigger()
+        delayed.now += 59.9
+        assert not delayed.trigger()
+        delayed.now += 0.1
+        assert delayed.trigger()
 
-    def test_the_delay_counts_from_the_last_batch(self, log):
-        query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
-        query.trigger()
-        query.now += 50
+    def test_the_delay_counts_from_the_last_batch(self, delayed, log):
+        delayed.now += 50
         log.append("a", ["1"] * 5)
-        assert query.trigger()
+        assert delayed.trigger()
         log.append("a", ["1"])
-        query.now += 50
-        assert not query.trigger()
-        query.now += 10
-        assert query.trigger()
+        delayed.now += 50
+        assert not delayed.trigger()
+        delayed.now += 10
+        assert delayed.trigger()
 
     def test_min_and_max_together(self, log):
         query = Query(WatchedSource(log), limits=Limits(min_offsets=3, max_offsets=6, max_delay_s=60))
@@ -665,29 +609,23 @@ class TestLimits:
         query.trigger()
         assert sorted(query.rows) == all_values(log)
 
-    def test_min_offsets_are_counted_over_what_is_there(self, log):
-        query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
-        query.trigger()
+    def test_min_offsets_are_counted_over_what_is_there(self, delayed, log):
         log.append("a", ["1"] * 4)
-        assert not query.trigger()
+        assert not delayed.trigger()
 
-    def test_the_delay_starts_with_a_restart_whose_first_look_never_waits(self, log):
-        query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
-        query.trigger()
-        query.run()
+    def test_the_delay_starts_with_a_restart_whose_first_look_never_waits(self, delayed, log):
+        delayed.run()
         log.append("a", ["1"])
-        assert query.trigger()
+        assert delayed.trigger()
         log.append("a", ["2"])
-        query.now += 59
-        assert not query.trigger()
-        query.now += 1
-        assert query.trigger()
+        delayed.now += 59
+        assert not delayed.trigger()
+        delayed.now += 1
+        assert delayed.trigger()
 
-    def test_a_new_split_does_not_wait(self, log):
-        query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
-        query.trigger()
+    def test_a_new_split_does_not_wait(self, delayed, log):
         log.create("c")
-        assert query.trigger()
+        assert delayed.trigger()
 
 
 class TestAvailableNow:
@@ -701,10 +639,8 @@ class TestAvailableNow:
         query.planner.pin_end()
         assert query.trigger()
         log.append("a", ["later"])
-        log.create("c")
-        log.append("c", ["new"])
-        while query.trigger():
-            pass
+        add(log, "c", "new")
+        query.drain()
         assert sorted(query.rows) == sorted(set(all_values(log)) - {"later", "new"})
         self.run_all(query)
         assert sorted(query.rows) == all_values(log)
@@ -720,17 +656,14 @@ class TestAvailableNow:
         query.trigger()
         query.log_offsets()  # killed with a batch not committed
         log.hide("b")
-        log.create("c")
-        log.append("c", ["c0"])
-        batches = self.run_all(query)
-        assert batches[-1] is False
+        add(log, "c", "c0")
+        assert self.run_all(query)[-1] is False
         assert {"c0", "a9"} <= set(query.rows)
         log.show("b")
         self.run_all(query)
         assert sorted(query.rows) == all_values(log)
 
-    def test_a_pinned_end_never_takes_a_position_back(self, log):
-        query = Query(WatchedSource(log))
+    def test_a_pinned_end_never_takes_a_position_back(self, query, log):
         query.planner.pin_end()
         query.trigger()
         log.append("a", ["a10"])
@@ -739,24 +672,20 @@ class TestAvailableNow:
         ahead = other.offset_log[-1]
         assert query.planner.next_offsets(ahead, None, None) == ahead
 
-    def test_a_run_with_nothing_new_ends_at_once(self, log):
-        query = Query(WatchedSource(log))
+    def test_a_run_with_nothing_new_ends_at_once(self, query):
         self.run_all(query)
         assert not any(self.run_all(query))
 
 
 class TestPublishedPositions:
-    def test_are_published_once_committed_and_only_then(self, log):
-        query = Query(WatchedSource(log))
-        query.trigger()
-        assert query.source.published == []
-        query.trigger()
-        assert query.source.published == [{"a": 10, "b": 10}]
+    def test_are_published_once_committed_and_only_then(self, started):
+        assert started.source.published == []
+        started.trigger()
+        assert started.source.published == [{"a": 10, "b": 10}]
 
     def test_those_of_a_split_without_records_are_included(self, log):
         log.create("empty")
-        log.create("one")
-        log.append("one", ["x"])
+        add(log, "one", "x")
         query = Query(WatchedSource(log))
         query.trigger()
         query.trigger()
@@ -765,24 +694,20 @@ class TestPublishedPositions:
     def test_the_last_of_a_run_is_included(self, log):
         query = Query(WatchedSource(log), limits=Limits(max_offsets=8))
         query.planner.pin_end()
-        while query.trigger():
-            pass
+        query.drain()
         assert query.source.published[-1] == {"a": 10, "b": 10}
 
-    def test_never_go_back_and_are_not_repeated(self, log):
-        query = Query(WatchedSource(log))
-        query.trigger()
+    def test_never_go_back_and_are_not_repeated(self, started, log):
         log.append("a", ["x"])
-        query.trigger()
-        query.trigger()
-        query.planner.committed(query.offset_log[0])
-        assert query.source.published == [{"a": 10, "b": 10}, {"a": 11}]
+        started.trigger()
+        started.trigger()
+        started.planner.committed(started.offset_log[0])
+        assert started.source.published == [{"a": 10, "b": 10}, {"a": 11}]
 
     def test_follow_a_loss_though_another_driver_has_run_the_batch_that_went_back(self, log):
         """Found by search, in the simulation of Spark: they were still until the query was where it had been before."""
         query = Query(WatchedSource(log), limits=Limits(max_offsets=2))
-        while query.trigger():
-            pass
+        query.drain()
         planned_it = query.planner
         query.source.ends_seen = {"a": 4}
         assert query.log_offsets()
@@ -794,49 +719,43 @@ class TestPublishedPositions:
         planned_it.committed(query.offset_log[-1])
         assert query.source.published == [{"a": 6}]
 
-    def test_those_of_splits_that_are_gone_are_left_out(self, log):
-        query = Query(WatchedSource(log))
-        query.trigger()
+    def test_those_of_splits_that_are_gone_are_left_out(self, started, log):
         log.hide("a")
-        query.trigger()
-        assert query.source.published == [{"b": 10}]
+        started.trigger()
+        assert started.source.published == [{"b": 10}]
 
-    def test_initial_offsets_are_not_published(self, log):
-        query = Query(WatchedSource(log, start="latest"))
-        query.planner.next_offsets(query.planner.initial_offsets(), None, None)
-        assert query.source.published == []
+    def test_initial_offsets_are_not_published(self, latest):
+        latest.planner.next_offsets(latest.planner.initial_offsets(), None, None)
+        assert latest.source.published == []
 
     @pytest.mark.parametrize(
         "error",
         [
-            RetriableError("busy"),
+            errors.RetriableError("busy"),
             ConnectionError("lost"),
-            DeadlineExceededError("late"),
-            AuthenticationError("Read was revoked"),
+            errors.DeadlineExceededError("late"),
+            errors.AuthenticationError("Read was revoked"),
         ],
     )
-    def test_a_failure_to_publish_is_said_once_does_not_stop_the_query_and_is_made_good_later(self, log, error, caplog):
-        query = Query(WatchedSource(log))
-        query.trigger()
-        query.source.publish_error = error
+    def test_a_failure_to_publish_is_said_once_does_not_stop_the_query_and_is_made_good_later(
+        self, started, log, error, caplog
+    ):
+        started.source.publish_error = error
         for _ in range(3):
             log.append("a", ["x"])
-            query.trigger()
-        assert len(query.rows) == 23
+            started.trigger()
+        assert len(started.rows) == 23
         assert [record.message for record in caplog.records].count(
             f"positions of memory could not be published now, later ones will be tried: {error}"
         ) == 1
-        query.source.publish_error = None
-        query.trigger()
+        started.trigger(publish_error=None)
         assert caplog.records[-1].message == "positions of memory are published again"
-        assert query.source.published == [{"a": 13, "b": 10}]
+        assert started.source.published == [{"a": 13, "b": 10}]
 
-    def test_a_bug_in_publishing_is_not_hidden(self, log):
-        query = Query(WatchedSource(log))
-        query.trigger()
-        query.source.publish_error = TypeError("a bug")
+    def test_a_bug_in_publishing_is_not_hidden(self, started):
+        started.source.publish_error = TypeError("a bug")
         with pytest.raises(TypeError, match="a bug"):
-            query.trigger()
+            started.trigger()
 
 
 class Before:
@@ -848,8 +767,7 @@ class Before:
 
 
 class TestTakingOver:
-    def test_another_connectors_offsets_are_gone_on_from(self, log):
-        query = Query(WatchedSource(log))
+    def test_another_connectors_offsets_are_gone_on_from(self, query):
         query.offset_log, query.committed = [json.dumps({"a": 3, "b": 9})], 1
         query.run()
         query.trigger()
@@ -857,14 +775,12 @@ class TestTakingOver:
         query.run()
         assert not query.trigger()
 
-    def test_its_uncommitted_batch_is_replayed(self, log):
-        query = Query(WatchedSource(log))
+    def test_its_uncommitted_batch_is_replayed(self, query):
         query.offset_log, query.committed = [json.dumps({"a": 3, "b": 9}), json.dumps({"a": 5, "b": 9})], 1
         query.run()
         assert query.rows == ["a3", "a4"]
 
-    def test_a_split_that_its_uncommitted_batch_found_is_read_from_its_first_value(self, log):
-        query = Query(WatchedSource(log))
+    def test_a_split_that_its_uncommitted_batch_found_is_read_from_its_first_value(self, query):
         query.offset_log, query.committed = [json.dumps({"a": 10}), json.dumps({"a": 10, "b": 2})], 1
         query.run()
         assert query.rows == ["b0", "b1"]
@@ -887,11 +803,10 @@ class TestTakingOver:
         query.run()
         assert asked == [(["b"], {"a": MemorySplit("a", 10)})]
 
-    def test_its_uncommitted_batch_0_is_refused_with_advice(self, log):
-        query = Query(WatchedSource(log, start="latest"))
-        query.offset_log = [json.dumps({"a": 5, "b": 5})]
-        with pytest.raises(StateError, match="jvmCheckpoint") as raised:
-            query.run()
+    def test_its_uncommitted_batch_0_is_refused_with_advice(self, latest):
+        latest.offset_log = [json.dumps({"a": 5, "b": 5})]
+        with pytest.raises(errors.StateError, match="jvmCheckpoint") as raised:
+            latest.run()
         assert str(raised.value) == (
             "this checkpoint's batch 0 was planned by another connector and never committed; where it started is not among "
             "what Spark hands over. Name the checkpoint directory with the option jvmCheckpoint, so that it is read there"
@@ -910,8 +825,7 @@ class TestTakingOver:
         query.trigger()
         assert query.rows == ["a9"]
 
-    def test_splits_that_its_uncommitted_batch_lacks_are_reported(self, log):
-        query = Query(WatchedSource(log))
+    def test_splits_that_its_uncommitted_batch_lacks_are_reported(self, query):
         query.offset_log, query.committed = [json.dumps({"a": 3, "b": 9}), json.dumps({"a": 5})], 1
         query.run()
         assert query.source.missing == [["b"]]
@@ -928,21 +842,16 @@ class TestTasks:
 
     def test_min_tasks_splits_ranges(self, log):
         tasks = self.tasks(log, min_tasks=4)
-        assert [(split.split_id, split.next_offset, split.stop_offset) for task in tasks for split in task] == [
-            ("a", 0, 5),
-            ("a", 5, 10),
-            ("b", 0, 5),
-            ("b", 5, 10),
-        ]
+        ranges = [(split.split_id, split.next_offset, split.stop_offset) for task in tasks for split in task]
+        assert ranges == [("a", 0, 5), ("a", 5, 10), ("b", 0, 5), ("b", 5, 10)]
 
     def test_max_task_offsets_bounds_them(self, log):
         tasks = self.tasks(log, max_task_offsets=3)
         assert max(sum(split.stop_offset - split.next_offset for split in task) for task in tasks) <= 3
 
-    def test_no_data_is_no_task(self, log):
-        query = Query(WatchedSource(log, start="latest"))
-        query.log_offsets()
-        assert query.planner.tasks(query.planner.initial_offsets(), query.offset_log[0]) == []
+    def test_no_data_is_no_task(self, latest):
+        latest.log_offsets()
+        assert latest.planner.tasks(latest.planner.initial_offsets(), latest.offset_log[0]) == []
 
 
 def test_progress_shows_the_end_as_last_seen(log):
@@ -952,16 +861,13 @@ def test_progress_shows_the_end_as_last_seen(log):
     assert json.loads(query.planner.latest_seen()) == {"a": 10, "b": 10}
 
 
-def test_progress_shows_no_split_that_is_gone(log):
-    query = Query(WatchedSource(log))
-    query.trigger()
+def test_progress_shows_no_split_that_is_gone(started, log):
     log.hide("a")
-    query.trigger()
-    assert json.loads(query.planner.latest_seen()) == {"b": 10}
+    started.trigger()
+    assert json.loads(started.planner.latest_seen()) == {"b": 10}
 
 
-def test_closing_a_planner_closes_its_discovery(log):
-    query = Query(WatchedSource(log))
+def test_closing_a_planner_closes_its_discovery(query):
     closed = []
     query.planner._discovery.close = lambda: closed.append(True)
     query.planner.close()
@@ -987,7 +893,7 @@ class TestReading:
                 return reader
 
         splits = [MemorySplit("b", 0, 1), MemorySplit("a", 0, 1)]
-        with pytest.raises(DeadlineExceededError, match=r"^nothing came for 5 s while these were read: a, b$"):
+        with pytest.raises(errors.DeadlineExceededError, match=r"^nothing came for 5 s while these were read: a, b$"):
             list(read_splits(Silent(log), splits, ["value"], 5.0, lambda: next(ticks)))
         assert list(ticks) == [999.0]
         assert waits == [1.0, 1.0], "a reader is asked with a bounded wait"
@@ -1003,7 +909,7 @@ class TestReading:
 
     def test_a_source_that_falls_silent_is_an_error_that_names_the_split(self, log):
         now = iter(range(100))
-        with pytest.raises(DeadlineExceededError, match=r"nothing came for 5 s while these were read: a"):
+        with pytest.raises(errors.DeadlineExceededError, match=r"nothing came for 5 s while these were read: a"):
             list(read_splits(MemorySource(log), [MemorySplit("a", 0, 11)], ["value"], 5.0, lambda: next(now)))
 
     def test_leaving_early_closes_the_reader(self, log):

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from pyspark.sql import SparkSession
@@ -182,9 +182,8 @@ def test_a_driver_and_all_its_processes_end_with_the_supervisor(history):
 def test_a_program_that_supervises_itself_ends_with_the_status_of_its_job(history, unguarded, status, attempts):
     """Unguarded, the driver, too, wants to supervise: the file that it imports says so unsuccessfully."""
     environment = {**os.environ, "UNGUARDED": unguarded}
-    done = subprocess.run(
-        [sys.executable, str(JOB)], env=environment, capture_output=True, text=True, timeout=LONG_S, check=False
-    )
+    command = [sys.executable, str(JOB)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONG_S, check=False)
     assert done.returncode == status, done.stderr
     assert len(history.read_text().split() if history.exists() else []) == attempts
     assert ("offsets 3 to 7 of t-0 are gone" if status == 65 else "WRONG_USE") in done.stderr
@@ -324,17 +323,15 @@ def test_errors_say_whether_another_try_can_help_whichever_way_they_come(error, 
     assert end_by(error).ending is ending
 
 
+HIVE = "org.apache.hadoop.hive.ql.metadata"
+NO_METASTORE = f"{HIVE}.HiveException: java.lang.RuntimeException: Unable to instantiate {HIVE}.SessionHiveMetaStoreClient"
+
+
 @pytest.mark.parametrize(
     ("error", "ending"),
     [
         (IllegalArgumentException("java.net.UnknownHostException: namenode"), Ending.FAILED),
-        (
-            AnalysisException(
-                "org.apache.hadoop.hive.ql.metadata.HiveException: java.lang.RuntimeException: Unable to instantiate "
-                "org.apache.hadoop.hive.ql.metadata.SessionHiveMetaStoreClient"
-            ),
-            Ending.FAILED,
-        ),
+        (AnalysisException(NO_METASTORE), Ending.FAILED),
         (AnalysisException("org.apache.thrift.transport.TTransportException: Connection refused"), Ending.FAILED),
         (IllegalArgumentException("java.net.URISyntaxException: Relative path in absolute URI: a:b"), Ending.WRONG_USE),
         (IllegalArgumentException("Wrong FS: hdfs://n/c, expected: file:///"), Ending.WRONG_USE),
@@ -351,11 +348,7 @@ def failed_at_start(cause, progress=None):
     query.lastProgress = progress
     error = RuntimeError("[STREAM_FAILED] Query terminated with exception: requirement failed")
     error._cause = cause  # as PySpark's
-
-    def fail():
-        raise error
-
-    query.when_awaited = fail
+    query.when_awaited = Mock(side_effect=error)
     return query, error
 
 
@@ -460,11 +453,7 @@ def test_a_query_that_fails_in_its_last_batch_has_failed():
     query = supervised_job.Query()
     watched = WatchedQuery(query)
     watched.tell_to_end()
-
-    def fail():
-        raise RuntimeError("in the last batch")
-
-    query.when_awaited = fail
+    query.when_awaited = Mock(side_effect=RuntimeError("in the last batch"))
     with pytest.raises(RuntimeError, match="in the last batch"):
         watched.has_ended(0.1)
 

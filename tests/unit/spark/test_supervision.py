@@ -52,14 +52,18 @@ def started(strategy=None, limits=LIMITS):
     return core
 
 
+@pytest.fixture
+def core():
+    return started()
+
+
 def finished(commands):
     (command,) = commands
     assert isinstance(command, FinishJob)
     return command.end
 
 
-def test_a_driver_that_fails_is_started_again_after_the_delay_and_not_before():
-    core = started()
+def test_a_driver_that_fails_is_started_again_after_the_delay_and_not_before(core):
     assert core.handle(DriverEnded(100.0, FAILED, EVEN)) == []
     assert core.wake_at_s == 105.0
     assert core.handle(TimePassed(104.9)) == []
@@ -128,16 +132,14 @@ def test_what_another_try_cannot_mend_ends_the_job_at_once_under_every_strategy(
     assert finished(started(strategy).handle(DriverEnded(1.0, end, EVEN))) == end
 
 
-def test_a_stop_is_passed_on_and_waited_for():
-    core = started()
+def test_a_stop_is_passed_on_and_waited_for(core):
     assert core.handle(JobStopRequested(1.0)) == [StopDriver()]
     assert core.handle(DriverProgressed(5.0)) == []
     assert core.wake_at_s == 11.0  # progress gives no more time
     assert finished(core.handle(DriverEnded(6.0, STOPPED, EVEN))) == STOPPED
 
 
-def test_a_batch_that_does_not_end_after_the_stop_is_killed_and_the_job_has_failed():
-    core = started()
+def test_a_batch_that_does_not_end_after_the_stop_is_killed_and_the_job_has_failed(core):
     core.handle(JobStopRequested(1.0))
     assert core.handle(TimePassed(10.9)) == []
     assert core.handle(TimePassed(11.0)) == [KillDriver()]
@@ -145,34 +147,29 @@ def test_a_batch_that_does_not_end_after_the_stop_is_killed_and_the_job_has_fail
     assert (end.ending, end.reason) == (Ending.FAILED, "the batch under way did not end within 10 s of the stop")
 
 
-def test_a_second_stop_kills_and_a_third_does_nothing():
-    core = started()
+def test_a_second_stop_kills_and_a_third_does_nothing(core):
     core.handle(JobStopRequested(1.0))
     assert core.handle(JobStopRequested(2.0)) == [KillDriver()]
     assert core.handle(JobStopRequested(2.5)) == []
     assert finished(core.handle(DriverEnded(3.0, FAILED, EVEN))).reason == "it was asked twice to stop"
 
 
-def test_a_stop_between_two_drivers_ends_the_job_there():
-    core = started()
+def test_a_stop_between_two_drivers_ends_the_job_there(core):
     core.handle(DriverEnded(1.0, FAILED, EVEN))
     assert finished(core.handle(JobStopRequested(2.0))).ending is Ending.STOPPED
 
 
-def test_a_driver_that_fails_while_it_is_stopped_is_not_started_again_and_no_success():
-    core = started()
+def test_a_driver_that_fails_while_it_is_stopped_is_not_started_again_and_no_success(core):
     core.handle(JobStopRequested(1.0))
     assert finished(core.handle(DriverEnded(2.0, FAILED, EVEN))) == FAILED
 
 
-def test_a_driver_that_another_process_else_has_stopped_is_started_again():
-    core = started()
+def test_a_driver_that_another_process_else_has_stopped_is_started_again(core):
     assert core.handle(DriverEnded(1.0, STOPPED, EVEN)) == []
     assert core.last_failure == "its driver was stopped by another process"
 
 
-def test_a_driver_without_progress_is_killed_and_started_again():
-    core = started()
+def test_a_driver_without_progress_is_killed_and_started_again(core):
     core.handle(DriverProgressed(20.0))
     assert core.handle(TimePassed(49.9)) == []
     assert core.handle(TimePassed(50.0)) == [KillDriver()]
@@ -183,30 +180,26 @@ def test_a_driver_without_progress_is_killed_and_started_again():
     assert core.wake_at_s == 85.2  # its own time, from its start
 
 
-def test_a_driver_that_says_why_it_ends_while_it_is_killed_is_believed():
-    core = started()
+def test_a_driver_that_says_why_it_ends_while_it_is_killed_is_believed(core):
     core.handle(TimePassed(30.0))
     end = DriverEnd(Ending.DATA_LOSS, "offsets 3 to 7 are gone")
     assert finished(core.handle(DriverEnded(30.1, end, EVEN))) == end
 
 
-def test_a_stop_while_a_driver_is_killed_for_no_progress_ends_the_job():
-    core = started()
+def test_a_stop_while_a_driver_is_killed_for_no_progress_ends_the_job(core):
     core.handle(TimePassed(30.0))
     assert core.handle(JobStopRequested(30.1)) == []
     assert finished(core.handle(DriverEnded(30.2, FAILED, EVEN))).reason == "no batch has ended for 30 s"
 
 
-def test_a_silent_driver_is_killed_once_and_the_reason_is_kept():
-    core = started()
+def test_a_silent_driver_is_killed_once_and_the_reason_is_kept(core):
     assert core.handle(DriverSilent(5.0, "it says nothing")) == [KillDriver()]
     assert core.handle(DriverSilent(6.0, "it says nothing")) == []
     core.handle(DriverEnded(7.0, FAILED, EVEN))
     assert core.last_failure == "it says nothing"
 
 
-def test_a_standby_that_waits_makes_the_delay_needless():
-    core = started()
+def test_a_standby_that_waits_makes_the_delay_needless(core):
     core.handle(DriverEnded(100.0, FAILED, EVEN))
     assert core.handle(StandbyReady(100.0)) == [StartDriver(2)]
     assert core.wake_at_s == 130.0  # of progress, not of the restart
@@ -230,8 +223,7 @@ def test_limits_that_cannot_be_are_refused(limits):
         SupervisionLimits(**limits)
 
 
-def test_nothing_happens_after_the_end():
-    core = started()
+def test_nothing_happens_after_the_end(core):
     core.handle(DriverEnded(1.0, COMPLETED, EVEN))
     with pytest.raises(ProtocolViolationError):
         core.handle(SupervisionStarted(2.0))
@@ -319,14 +311,10 @@ def test_in_a_thousand_histories_there_are_never_two_drivers_and_a_failure_is_ne
     assert followed == arrows(SUPERVISION_TRANSITIONS)
 
 
-def starts_the_next_before_the_last_is_dead(self, now_s):
-    return self._start(now_s)
-
-
 def test_the_simulation_sees_a_driver_that_is_started_alongside_one_that_lives(monkeypatch):
     anything = dict.fromkeys(SUPERVISION_TRANSITIONS, tuple(SupervisionPhase))
     monkeypatch.setattr("headrace.runners.spark.supervision.core.SUPERVISION_TRANSITIONS", anything)
-    monkeypatch.setattr(SupervisionCore, "_time_passed", starts_the_next_before_the_last_is_dead)
+    monkeypatch.setattr(SupervisionCore, "_time_passed", lambda core, now_s: core._start(now_s))  # too early
     assert any(seen(seed) for seed in range(20))
 
 

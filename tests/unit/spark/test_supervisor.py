@@ -29,6 +29,7 @@ from headrace.runners.spark.supervision.supervisor import supervise
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision is for Linux")
 
 STOPPED = DriverEnd(Ending.STOPPED, "it was stopped")
+DONE = DriverEnd(Ending.COMPLETED, "all its queries have ended")
 KILLED = DriverEnd(Ending.FAILED, "it was killed")
 
 
@@ -173,21 +174,26 @@ class PlayedLeaseStore(LeaseStore):
         self.last = heartbeat
 
 
+def away(then=lambda: None):
+    then()
+    raise DeadlineExceededError("no broker")
+
+
+@pytest.fixture
+def lease_store():
+    return PlayedLeaseStore()
+
+
 def others(first, term=1, count=1, state=HeartbeatState.LEADING, **how):
     return [Heartbeat(term, "other", number, state, "host-b", **how) for number in range(first, first + count)]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(core, "LOOK_S", 0.01)
 
 
-pytestmark_lease = pytest.mark.usefixtures("quick")
-
-
-@pytestmark_lease
-def test_the_first_supervisor_leads_and_says_that_it_has_left_when_it_is_stopped(play):
-    lease_store = PlayedLeaseStore()
+def test_the_first_supervisor_leads_and_says_that_it_has_left_when_it_is_stopped(play, lease_store):
     end, shown = play(stop, lease_store=lease_store)
     assert end == STOPPED
     assert lease_store.written[0].state is HeartbeatState.LEADING
@@ -195,7 +201,6 @@ def test_the_first_supervisor_leads_and_says_that_it_has_left_when_it_is_stopped
     assert shown["lease"]["trouble"] is None
 
 
-@pytestmark_lease
 def test_a_follower_keeps_one_driver_warm_calls_none_and_leaves_the_leader_alone_when_it_is_stopped(play):
     lease_store = PlayedLeaseStore([*others(0, count=50), lambda: stop(None)])
     end, shown = play(lambda driver: pytest.fail("it was called"), lease_store=lease_store)
@@ -205,7 +210,6 @@ def test_a_follower_keeps_one_driver_warm_calls_none_and_leaves_the_leader_alone
     assert shown["lease"] == {"state": "OVER", "leader": "host-b", "term": None, **quiet}
 
 
-@pytestmark_lease
 def test_a_follower_takes_over_when_nothing_new_comes_from_the_leader(play):
     lease_store = PlayedLeaseStore(others(0, count=5))
     assert play(stop, lease_store=lease_store)[0] == STOPPED
@@ -213,14 +217,12 @@ def test_a_follower_takes_over_when_nothing_new_comes_from_the_leader(play):
     assert PlayedDriver.made == 1  # the warm one
 
 
-@pytestmark_lease
-def test_a_leader_that_was_taken_for_dead_kills_its_driver_and_follows(play):
+def test_a_leader_that_was_taken_for_dead_kills_its_driver_and_follows(play, lease_store):
     killed = []
 
     def overtaken(driver):
         lease_store.others = iter([*others(0, term=2, count=20), lambda: (killed.append(driver._end), stop(None))])
 
-    lease_store = PlayedLeaseStore()
     end, shown = play(overtaken, lease_store=lease_store)
     assert (end, killed) == (STOPPED, [KILLED])
     assert PlayedDriver.made == 2
@@ -228,48 +230,38 @@ def test_a_leader_that_was_taken_for_dead_kills_its_driver_and_follows(play):
     assert shown["lease"]["leader"] == "host-b"
 
 
-@pytestmark_lease
-def test_a_leader_whose_driver_was_fenced_follows_who_has_done_it(play):
+def test_a_leader_whose_driver_was_fenced_follows_who_has_done_it(play, lease_store):
     def fenced(driver):
         lease_store.others = iter([None, *others(0, term=2, count=20), lambda: stop(None)])
         driver.over(DriverEnd(Ending.FENCED, "another driver's"))
 
-    lease_store = PlayedLeaseStore()
     assert play(fenced, lease_store=lease_store)[0] == STOPPED
     assert PlayedDriver.made == 2
 
 
-@pytestmark_lease
-def test_a_leader_that_is_fenced_three_times_by_no_process_that_leads_ends(play):
+def test_a_leader_that_is_fenced_three_times_by_no_process_that_leads_ends(play, lease_store):
     fenced = DriverEnd(Ending.FENCED, "another driver's")
-    lease_store = PlayedLeaseStore()
     assert play(lambda driver: driver.over(fenced), lease_store=lease_store)[0] == fenced
     assert {heartbeat.term for heartbeat in lease_store.written} == {1, 2, 3}
     assert {heartbeat.state for heartbeat in lease_store.written} == {HeartbeatState.LEADING}
 
 
-@pytestmark_lease
-def test_all_supervisors_end_with_the_job(play):
-    done = DriverEnd(Ending.COMPLETED, "all its queries have ended")
-    lease_store = PlayedLeaseStore()
-    assert play(lambda driver: driver.over(done), lease_store=lease_store)[0] == done
+def test_all_supervisors_end_with_the_job(play, lease_store):
+    assert play(lambda driver: driver.over(DONE), lease_store=lease_store)[0] == DONE
     follower = PlayedLeaseStore([*others(0, count=3), replace(lease_store.written[-1], supervisor="other", number=99)])
     end, _ = play(lambda driver: pytest.fail("it was called"), lease_store=follower)
     assert end.ending is Ending.COMPLETED
     assert "all its queries have ended" in end.reason
 
 
-@pytestmark_lease
-def test_a_leader_whose_driver_is_killed_in_a_stop_hands_over_and_does_not_end_the_job_for_all(play, monkeypatch):
+def test_a_leader_whose_driver_is_killed_in_a_stop_hands_over_and_does_not_end_the_job_for_all(play, lease_store, monkeypatch):
     """A batch that takes longer than a stop may, or a second SIGTERM: each follower ended with status 1, too."""
     monkeypatch.setattr(PlayedDriver, "stop", lambda driver: driver.over(KILLED))
-    lease_store = PlayedLeaseStore()
     end, _ = play(stop, lease_store=lease_store)
     assert end.ending is Ending.FAILED
     assert (lease_store.written[-1].state, lease_store.written[-1].ending) == (HeartbeatState.LEFT, "FAILED")
 
 
-@pytestmark_lease
 @pytest.mark.parametrize(
     "refused",
     [
@@ -278,9 +270,8 @@ def test_a_leader_whose_driver_is_killed_in_a_stop_hands_over_and_does_not_end_t
     ],
     ids=lambda end: end.ending.name,
 )
-def test_a_job_that_cannot_run_on_one_host_continues_on_another(play, refused):
+def test_a_job_that_cannot_run_on_one_host_continues_on_another(play, lease_store, refused):
     """A module that is missing there, after a takeover: the end was instructed to all, and a third host ended, too."""
-    lease_store = PlayedLeaseStore()
     assert play(lambda driver: driver.over(refused), lease_store=lease_store)[0] == refused
     third = PlayedLeaseStore([*others(0, count=3), replace(lease_store.written[-1], supervisor="other", number=99)])
     assert play(stop, lease_store=third)[0] == STOPPED
@@ -302,16 +293,13 @@ class DeafToTheLastWord(PlayedLeaseStore):
         super().write(heartbeat)
 
 
-@pytestmark_lease
 def test_a_last_word_whose_write_has_failed_is_said_again(play):
     """It was said once: the others took a job that is done for one whose leader is dead, and started it again."""
-    done = DriverEnd(Ending.COMPLETED, "all its queries have ended")
     lease_store = DeafToTheLastWord(3)
-    assert play(lambda driver: driver.over(done), lease_store=lease_store)[0] == done
+    assert play(lambda driver: driver.over(DONE), lease_store=lease_store)[0] == DONE
     assert (lease_store.failed, lease_store.written[-1].state) == (3, HeartbeatState.OVER)
 
 
-@pytestmark_lease
 def test_a_second_signal_ends_a_supervisor_that_cannot_say_its_last_word(play, monkeypatch):
     monkeypatch.setattr(PlayedLeaseStore, "timeout_s", 3600.0)
     lease_store = DeafToTheLastWord(1000, then=lambda: stop(None))
@@ -319,35 +307,29 @@ def test_a_second_signal_ends_a_supervisor_that_cannot_say_its_last_word(play, m
     assert 1 <= lease_store.failed < 1000
 
 
-@pytestmark_lease
-def test_while_the_lease_store_is_away_no_process_takes_over_and_the_job_continues(play, caplog):
-    away = [DeadlineExceededError("no broker")] * 200
-    follower = PlayedLeaseStore([*others(0, count=3), *away, *others(3, count=3), lambda: stop(None)])
+def test_while_the_lease_store_is_away_no_process_takes_over_and_the_job_continues(play, lease_store, caplog):
+    follower = PlayedLeaseStore([*others(0, count=3), *[away] * 200, *others(3, count=3), lambda: stop(None)])
     assert play(lambda driver: pytest.fail("it was called"), lease_store=follower)[0] == STOPPED
     assert "the lease store: no broker; meanwhile this supervisor does not take over" in caplog.text
     assert "may be taken for dead" not in caplog.text
 
     def cut_off(driver):
-        lease_store.others = iter([*away, lambda: stop(driver)])
+        lease_store.others = iter([*[away] * 200, lambda: stop(driver)])
 
-    lease_store = PlayedLeaseStore()
     assert play(cut_off, lease_store=lease_store)[0] == STOPPED
     assert len(lease_store.written) <= 3 + 1
     assert "may be taken for dead, as no process has heard of it; it continues until it is fenced" in caplog.text
 
 
-@pytestmark_lease
-def test_a_leader_that_is_truncated_calls_its_next_driver_when_it_has_seen_the_lease_store_again(play, monkeypatch):
+def test_a_leader_that_is_truncated_calls_its_next_driver_when_it_has_seen_the_lease_store_again(
+    play, lease_store, monkeypatch
+):
     """That driver waits meanwhile, which is not a driver that gets on with nothing."""
     monkeypatch.setattr(core, "LEAST_TIMEOUT_S", 0.0)
     monkeypatch.setattr(PlayedLeaseStore, "timeout_s", 0.05)
     drivers, called, before = [], [], []
     made = PlayedDriver.__init__
     monkeypatch.setattr(PlayedDriver, "__init__", lambda driver, order: (made(driver, order), drivers.append(driver))[0])
-
-    def away(then=lambda: None):
-        then()
-        raise DeadlineExceededError("no broker")
 
     def cut_off(driver):
         called.append(driver)
@@ -357,15 +339,13 @@ def test_a_leader_that_is_truncated_calls_its_next_driver_when_it_has_seen_the_l
         killed, lifetimes = partial(away, lambda: driver.over(KILLED)), partial(away, lambda: drivers[-1].tell(no_dry_run=None))
         lease_store.others = iter([*[away] * 20, killed, *[lifetimes] * 100, lambda: before.extend(called)])
 
-    lease_store = PlayedLeaseStore()
     end, shown = play(cut_off, lease_store=lease_store, job=SupervisionLimits(progress_s=0.5))
     assert (end, before, called) == (STOPPED, drivers[:1], drivers)
     assert len(drivers) == 2
     assert shown["last_failure"] == KILLED.reason
 
 
-@pytestmark_lease
-def test_no_takeover_is_reported_while_the_driver_waits(play, monkeypatch, caplog, tmp_path):
+def test_no_takeover_is_reported_while_the_driver_waits(play, lease_store, monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(core, "LEAST_TIMEOUT_S", 0.0)
     monkeypatch.setattr(PlayedLeaseStore, "timeout_s", 0.05)
     called, shown, settings = [], [], []
@@ -377,10 +357,6 @@ def test_no_takeover_is_reported_while_the_driver_waits(play, monkeypatch, caplo
             driver.tell(armed=True)
 
     monkeypatch.setattr(PlayedDriver, "__init__", armed)
-
-    def away(then=lambda: None):
-        then()
-        raise DeadlineExceededError("no broker")
 
     def look_at_it():
         shown.append(json.loads((tmp_path / "status").read_text()))
@@ -394,7 +370,6 @@ def test_no_takeover_is_reported_while_the_driver_waits(play, monkeypatch, caplo
         killed = partial(away, lambda: driver.over(KILLED))
         lease_store.others = iter([*[away] * 80, killed, *[away] * 40, partial(away, look_at_it)])
 
-    lease_store = PlayedLeaseStore()
     end, last = play(cut_off, lease_store=lease_store, standbys=1)
     assert (end, len(called)) == (STOPPED, 2)
     (waiting,) = shown
@@ -406,20 +381,17 @@ def test_no_takeover_is_reported_while_the_driver_waits(play, monkeypatch, caplo
     assert last["takeovers"] == 1
 
 
-@pytestmark_lease
 def test_a_lease_store_that_may_not_be_seen_is_an_error_at_once(play):
     end, _ = play(stop, lease_store=PlayedLeaseStore([PeerError("not authorized")]))
     assert end == DriverEnd(Ending.WRONG_USE, "the lease store: not authorized")
 
 
-@pytestmark_lease
-def test_a_leader_that_is_overtaken_while_it_stops_ends_all_the_same(play, monkeypatch):
+def test_a_leader_that_is_overtaken_while_it_stops_ends_all_the_same(play, lease_store, monkeypatch):
     monkeypatch.setattr(PlayedDriver, "stop", lambda driver: None)  # its batch takes long
 
     def stopped(driver):
         lease_store.others = iter([lambda: stop(driver), None, *others(0, term=2, count=9)])
 
-    lease_store = PlayedLeaseStore()
     assert play(stopped, lease_store=lease_store)[0] == STOPPED
 
 

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pyarrow as pa
 import pytest
@@ -66,16 +66,20 @@ def checkpoint(tmp_path):
 SCHEMA = StructType([StructField("value", BinaryType())])
 
 
+def query_of(kafka, location, **options):
+    """Which writes to the topic "out", unless the options say otherwise."""
+    given = {"kafka.bootstrap.servers": kafka.bootstrap, "checkpointlocation": f"file:{location}"}
+    return StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", given | (options or {"topic": "out"}))
+
+
 def started(kafka, location):
     """What `Takeover` is notified of a query; Spark's own start comes last."""
-    options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
-    query = StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options)
     opened = []
-    Takeover(new_tree(), DefaultSource, 0).start(query, lambda: opened.append(location))
+    Takeover(new_tree(), DefaultSource, 0).start(query_of(kafka, location), lambda: opened.append(location))
     return opened
 
 
-def commits(sink, driver, epochs):
+def commit(sink, driver, epochs):
     for epoch in epochs:
         driver.commit(epoch, prepared(sink, JOB, epoch, [str(epoch)]))
 
@@ -84,11 +88,10 @@ def commits(sink, driver, epochs):
 def test_an_older_copy_of_a_checkpoint_is_refused_before_the_healthy_query_is_fenced(kafka, checkpoint, batches):
     sink = KafkaSink(kafka.bootstrap, topic="out")
     live = JobCommitter(JOB, sink.committer(JOB))
-    commits(sink, live, range(3))
+    commit(sink, live, range(3))
     next_epoch = prepared(sink, JOB, 3, ["3"])  # a clean-up would abort it
-    with pytest.raises(
-        StaleEpochError, match=r"committed up to epoch 2 of it.*older copy\. Nothing of the job was changed"
-    ) as refused:
+    message = r"committed up to epoch 2 of it.*older copy\. Nothing of the job was changed"
+    with pytest.raises(StaleEpochError, match=message) as refused:
         started(kafka, checkpoint("copy", batches))
     assert end_by(refused.value).ending.name == "BAD_CHECKPOINT"
     live.commit(3, next_epoch)
@@ -99,11 +102,11 @@ def test_an_older_copy_of_a_checkpoint_is_refused_before_the_healthy_query_is_fe
 def test_the_checkpoint_itself_takes_over_whether_its_last_batch_was_recorded_or_not(kafka, checkpoint, batches):
     sink = KafkaSink(kafka.bootstrap, topic="out")
     old = JobCommitter(JOB, sink.committer(JOB))
-    commits(sink, old, range(3))
+    commit(sink, old, range(3))
     location = checkpoint("own", batches)
     assert started(kafka, location) == [location]
     with pytest.raises(FencedError):
-        commits(sink, old, [3])
+        commit(sink, old, [3])
 
 
 def test_a_driver_that_continues_while_it_is_superseded_makes_no_older_copy_of_its_checkpoint(kafka, checkpoint, monkeypatch):
@@ -112,7 +115,7 @@ def test_a_driver_that_continues_while_it_is_superseded_makes_no_older_copy_of_i
     """
     sink, location = KafkaSink(kafka.bootstrap, topic="out"), checkpoint("own", 1)
     live = JobCommitter(JOB, sink.committer(JOB))
-    commits(sink, live, [0])
+    commit(sink, live, [0])
     looks = []
 
     def goes_on_after(look):
@@ -121,7 +124,7 @@ def test_a_driver_that_continues_while_it_is_superseded_makes_no_older_copy_of_i
             looks.append(found)
             if len(looks) == 1:
                 (Path(location) / "offsets" / "1").write_text('v1\n{"batchTimestampMs":2}\n{}')
-                commits(sink, live, [1])
+                commit(sink, live, [1])
             return found
 
         return looked
@@ -131,7 +134,7 @@ def test_a_driver_that_continues_while_it_is_superseded_makes_no_older_copy_of_i
     assert started(kafka, location) == [location]
     assert len(looks) == 2
     with pytest.raises(FencedError):
-        commits(sink, live, [2])
+        commit(sink, live, [2])
 
 
 @pytest.fixture
@@ -142,15 +145,15 @@ def many_hosts(monkeypatch):
 
 @pytest.mark.usefixtures("many_hosts")
 def test_each_supervised_driver_claims_its_job_and_every_process_of_the_query_knows_its_name(kafka, checkpoint):
-    location = checkpoint("own", 1)
-    options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
+    query = query_of(kafka, checkpoint("own", 1))
     drivers = [Takeover(new_tree(), DefaultSource, 0) for _ in range(2)]
     marked = []
     for driver in drivers:
-        query = StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options)
         driver.start(replace(query, mark=lambda *what: marked.append(what)), lambda: None)
     assert [name for name, _ in marked] == [DRIVER_ID, DRIVER_ID]
-    older, younger = (DefaultSource({**options, name.lower(): value}).streamWriter(SCHEMA, False) for name, value in marked)
+    older, younger = (
+        DefaultSource({**query.options, name.lower(): value}).streamWriter(SCHEMA, False) for name, value in marked
+    )
     messages = [PreparedMessage(JOB, 0, handle) for handle in prepared(KafkaSink(kafka.bootstrap, topic="out"), JOB, 0, ["0"])]
     with pytest.raises(SupersededError, match=r"\(claim 2\)") as refused:
         older.commit(messages, 0)
@@ -158,18 +161,17 @@ def test_each_supervised_driver_claims_its_job_and_every_process_of_the_query_kn
     younger.commit(messages, 0)
     assert [record.value for record in kafka.records("out")] == [b"0"]
     with pytest.raises(SupersededError):
-        drivers[0].start(StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options), lambda: None)
+        drivers[0].start(query, lambda: None)
 
 
 @pytest.mark.usefixtures("many_hosts")
 def test_a_driver_that_ends_in_good_order_gives_its_jobs_back_and_one_that_cannot_has_ended_well_all_the_same(
     kafka, checkpoint, caplog
 ):
-    location = checkpoint("own", 1)
-    options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
+    query = query_of(kafka, checkpoint("own", 1))
     first, second = Takeover(new_tree(), DefaultSource, 0), Takeover(new_tree(), DefaultSource, 0)
     for driver in (first, second):
-        driver.start(StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options), lambda: None)
+        driver.start(query, lambda: None)
     first.release()
     assert "could not be given back" in caplog.text
     sink = KafkaSink(kafka.bootstrap, topic="out")
@@ -186,9 +188,7 @@ def test_a_driver_claims_its_job_at_each_sink_that_it_starts_the_query_with_and_
     opened = []
 
     def start(driver, cluster):
-        options = {"kafka.bootstrap.servers": cluster.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
-        query = StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options)
-        driver.start(query, lambda: opened.append((driver, cluster)))
+        driver.start(query_of(cluster, location), lambda: opened.append((driver, cluster)))
 
     with FakeKafka() as another:
         another.create_topic("out")
@@ -227,10 +227,7 @@ def commit_all(kafka, location, batches, **options):
 
 
 def start(kafka, location, **options):
-    given = {"kafka.bootstrap.servers": kafka.bootstrap, "checkpointlocation": f"file:{location}", **options}
-    Takeover(new_tree(), DefaultSource, 1).start(
-        StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", given), lambda: None
-    )
+    Takeover(new_tree(), DefaultSource, 1).start(query_of(kafka, location, **options), lambda: None)
 
 
 def names(folder):
@@ -274,63 +271,41 @@ def test_a_last_batch_whose_rows_name_their_topics_is_run_again_as_they_may_name
     assert StreamWriter(sink, ["topic", "value"], OffsetLog(location)).recover(JOB, lambda: 2) is None
 
 
-def a_watermark(commits):
-    (commits / "1").write_text('v1\n{"nextBatchWatermarkMs":7}')
+@pytest.fixture
+def commits(checkpoint):
+    """The commit log of a query whose last batch, 2, is not in it."""
+    folder = Path(checkpoint("own", 3), "commits")
+    folder.mkdir()
+    (folder / "1").write_text(ENDED)
+    return folder
 
 
-def state_with_ids_in_the_log(commits):
-    (commits / "1").write_text('v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}')
+SPOILED = {
+    "a watermark": lambda commits: (commits / "1").write_text('v1\n{"nextBatchWatermarkMs":7}'),
+    "ids of state": lambda commits: (commits / "1").write_text('v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}'),
+    "state": lambda commits: (commits.parent / "state").mkdir(),
+    "no batch before": lambda commits: (commits / "1").unlink(),
+    "a checksum is left": lambda commits: (commits / ".2.crc").write_bytes(b"crc"),
+    "it is there": lambda commits: (commits / "2").write_text("v1"),
+}
 
 
-def state(commits):
-    (commits.parent / "state").mkdir()
-
-
-def no_batch_before(commits):
-    (commits / "1").unlink()
-
-
-def a_checksum_is_left(commits):
-    (commits / ".2.crc").write_bytes(b"crc")
-
-
-def it_is_there(commits):
-    (commits / "2").write_text("v1")
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [a_watermark, state_with_ids_in_the_log, state, no_batch_before, a_checksum_is_left, it_is_there],
-    ids=lambda spoil: spoil.__name__,
-)
-def test_nothing_is_put_into_a_commit_log_of_which_it_is_not_known_what_spark_would_write(checkpoint, spoil):
-    commits = Path(checkpoint("own", 3), "commits")
-    commits.mkdir()
-    (commits / "1").write_text(ENDED)
-    spoil(commits)
+@pytest.mark.parametrize("spoiled", SPOILED)
+def test_nothing_is_put_into_a_commit_log_of_which_it_is_not_known_what_spark_would_write(commits, spoiled):
+    SPOILED[spoiled](commits)
     before = {path.name: path.read_bytes() for path in commits.iterdir()}
     OffsetLog(str(commits.parent)).complete(2)
     assert {path.name: path.read_bytes() for path in commits.iterdir()} == before
 
 
-def test_a_start_does_not_fail_for_a_commit_log_that_cannot_be_written_to(checkpoint, monkeypatch, caplog):
-    commits = Path(checkpoint("own", 3), "commits")
-    commits.mkdir()
-    (commits / "1").write_text(ENDED)
-
-    def refused(*_):
-        raise OSError(errno.EPERM, "no hard links")
-
-    monkeypatch.setattr(os, "link", refused)
+def test_a_start_does_not_fail_for_a_commit_log_that_cannot_be_written_to(commits, monkeypatch, caplog):
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "no hard links")))
     OffsetLog(str(commits.parent)).complete(2)
     assert names(commits) == ["1"]
     assert "batch 2 is in the sink, and is run again" in caplog.text
 
 
-def test_nothing_is_put_into_a_commit_log_elsewhere(checkpoint):
-    commits = Path(checkpoint("own", 3), "commits")
-    commits.mkdir()
-    (commits / "1").write_text(ENDED)
+def test_nothing_is_put_into_a_commit_log_elsewhere(commits):
     OffsetLog(commits.parent.as_uri()).complete(2)
     assert names(commits) == ["1"]
     (commits / ".2.whatever.tmp").touch()  # of a driver that was killed as it wrote
@@ -345,7 +320,7 @@ def test_a_pipelines_query_is_recovered_before_spark_reads_its_checkpoint(kafka,
     pipeline.start_on_spark(spark, checkpointLocation=str(tmp_path / "its own")).stop()
     (sink,) = [name for name in spark.formats if "_sink_" in name]
     recovered = []
-    with patch.object(StreamWriter, "claim", lambda writer, job, last: recovered.append((writer._sink.topic, job, last()))):
+    with patch.object(StreamWriter, "claim", lambda writer, job, last: recovered.append((writer.sink.topic, job, last()))):
         query = StartedQuery(
             SimpleNamespace(schema=None), sink, "append", {"checkpointlocation": f"file:{checkpoint('own', 2)}"}
         )

@@ -96,6 +96,10 @@ class Frame:
         return [row for batch in self.batches() for row in batch.column(name).to_pylist()]
 
 
+def value_of(*fields: StructField) -> StructType:
+    return StructType([StructField("value", StructType(list(fields)))])
+
+
 def typed(registry: FakeRegistry, **options: str) -> dict[str, str]:
     return {"valueFormat": "avro", "schemaRegistryUrl": registry.url, **options}
 
@@ -107,14 +111,9 @@ def test_values_of_a_registry_are_columns_of_sparks_types_whichever_schemas_they
     first, later = registry.register("flights-value", FLIGHT), registry.register("flights-value", LATER)
     kafka.append("flights", avro(FLIGHT, ROW, first), avro(LATER, {**ROW, "gate": "B"}, later), NewRecord(None))
     frame = Frame(kafka, **typed(registry))
-    struct = frame.schema["value"].dataType
-    assert [(each.name, each.dataType.simpleString()) for each in struct.fields] == [
-        ("carrier", "string"),
-        ("delay", "int"),
-        ("at", "timestamp"),
-        ("legs", "array<struct<to:string,km:int>>"),
-        ("gate", "string"),
-    ]
+    legs = "array<struct<to:string,km:int>>"
+    wanted = f"struct<carrier:string,delay:int,at:timestamp,legs:{legs},gate:string>"
+    assert frame.schema["value"].dataType.simpleString() == wanted
     values = frame.column("value")
     assert [row and (row["carrier"], row["delay"], row["gate"]) for row in values] == [("UA", 5, "?"), ("UA", 5, "B"), None]
     assert (values[0]["at"].timestamp(), values[0]["legs"]) == (1.0, [{"to": "Rome", "km": 7}])
@@ -131,19 +130,16 @@ def test_the_version_that_is_named_is_the_readers_schema(kafka, registry):
 def test_only_what_the_users_schema_asks_for_is_decoded(kafka, registry):
     registry.register("flights-value", FLIGHT)
     kafka.append("flights", avro(FLIGHT, ROW, 1))
-    legs = FIELDS[3]["type"]
-    assert legs["items"]["name"] == "Leg"
+    assert FIELDS[3]["type"]["items"]["name"] == "Leg"
     kafka.append("flights", b"\0\0\0\0\1\x00\x02\x0a")  # ends after the field that is asked for
-    value = StructType([StructField("delay", IntegerType())])
-    frame = Frame(kafka, StructType([StructField("value", value)]), onBadRecord="keep", **typed(registry))
+    frame = Frame(kafka, value_of(StructField("delay", IntegerType())), onBadRecord="keep", **typed(registry))
     assert frame.column("value") == [{"delay": 5}, None]
     for kind, words in [
         (StructField("dealy", IntegerType()), "record Flight has the fields carrier, delay, at, legs; asked for: 'dealy'"),
         (StructField("delay", StringType()), r"value struct<delay:string>; it may hold .* value struct<delay:int>"),
     ]:
-        wrong = Frame(kafka, StructType([StructField("value", StructType([kind]))]), **typed(registry))
         with pytest.raises(UsageError, match=words):
-            wrong.batches()
+            Frame(kafka, value_of(kind), **typed(registry)).batches()
 
 
 def test_a_schema_in_the_options_or_in_a_file_needs_no_registry_and_no_header(kafka, tmp_path):
@@ -169,7 +165,7 @@ def test_json_and_strings_keys_and_values(kafka):
 def test_json_times_without_a_zone_are_in_the_sessions_or_the_machines_or_that_of_the_option(kafka, monkeypatch):
     """Spark's tasks are given the settings of their session as local properties."""
     kafka.append("flights", b'{"t": "2020-07-01T12:00:00"}', b'{"t": "2020-07-01T12:00:00.1234567Z"}')
-    schema = StructType([StructField("value", StructType([StructField("t", TimestampType())]))])
+    schema = value_of(StructField("t", TimestampType()))
 
     def hours(**options: str) -> list[int]:
         return [
@@ -186,14 +182,12 @@ def test_json_times_without_a_zone_are_in_the_sessions_or_the_machines_or_that_o
 
 
 def test_a_type_that_spark_does_not_have_is_refused_and_its_neighbours_are_read(kafka):
-    union = {"name": "u", "type": ["int", "string"]}
-    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, union]}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, {"name": "u", "type": ["int", "string"]}]}
     kafka.append("flights", avro(schema, {"a": 1, "u": "x"}))
     options = {"valueFormat": "avro", "valueSchema": json.dumps(schema)}
     with pytest.raises(UsageError, match=r"Spark has no type for .*union.*; with \.schema\(\.\.\.\) ask only for"):
         Frame(kafka, **options)
-    only = StructType([StructField("value", StructType([StructField("a", IntegerType())]))])
-    assert Frame(kafka, only, **options).column("value") == [{"a": 1}]
+    assert Frame(kafka, value_of(StructField("a", IntegerType())), **options).column("value") == [{"a": 1}]
 
 
 def test_a_field_that_contains_itself_is_skipped_or_json_text_and_pinned_as_such(kafka, registry):
@@ -203,13 +197,10 @@ def test_a_field_that_contains_itself_is_skipped_or_json_text_and_pinned_as_such
     kafka.append("flights", avro(tree, {"n": 1, "next": {"n": 2, "next": None}}, 1))
     with pytest.raises(UsageError, match=r"contains itself at field 'next'.*\(as an option: valueRecursive=json\)"):
         Frame(kafka, **typed(registry))
-    only = StructType([StructField("value", StructType([StructField("n", IntegerType())]))])
-    assert Frame(kafka, only, **typed(registry)).column("value") == [{"n": 1}]
+    assert Frame(kafka, value_of(StructField("n", IntegerType())), **typed(registry)).column("value") == [{"n": 1}]
     options = typed(registry, valueRecursive="json")
     assert Frame(kafka, **options).column("value") == [{"n": 1, "next": '{"n":2,"next":null}'}]
-    query = Query(kafka, **options)
-    assert query.trigger()
-    assert pinned(query)["type"] == {"n": "int32", "next": "string"}
+    assert pinned(triggered(kafka, **options))["type"] == {"n": "int32", "next": "string"}
     with pytest.raises(UsageError, match="'keyRecursive' means nothing without keyFormat=avro"):
         Frame(kafka, keyRecursive="json", **options)
 
@@ -301,13 +292,8 @@ def test_a_dead_letter_is_whole_though_the_users_schema_leaves_out_all_else(kafk
     letter = from_arrow_schema(pa.schema([("deadLetter", LETTER_TYPE)]))["deadLetter"]
     delay = StructField("value", StructType([StructField("delay", IntegerType())]))
     frame = Frame(kafka, StructType([delay, letter]), onBadRecord="keep", **with_bad)
-    assert [row and (row["key"], row["value"]) for row in frame.column("deadLetter")] == [
-        None,
-        (None, b"not avro"),
-        None,
-        (None, b"\0\0\0\0\1"),
-        None,
-    ]
+    found = [row and (row["key"], row["value"]) for row in frame.column("deadLetter")]
+    assert found == [None, (None, b"not avro"), None, (None, b"\0\0\0\0\1"), None]
 
 
 def test_a_sink_takes_dead_letters_that_say_where_they_go_and_refuses_others(kafka):
@@ -332,10 +318,10 @@ def test_a_registry_that_gives_no_answer_stops_the_task_and_nothing_is_skipped_f
     kafka.append("flights", avro(FLIGHT, ROW, 1), avro(FLIGHT, ROW, 2))
     frame = Frame(kafka, onBadRecord="skip", **typed(registry))
     reader = frame.source.reader(frame.schema)
-    partitions = reader.partitions()
+    (partition,) = reader.partitions()
     registry.answers = [(403, {}, b"")]
     with pytest.raises(AuthenticationError, match="schema 2"):
-        list(reader.read(partitions[0]))
+        list(reader.read(partition))
     assert registry.asked[-1] == "GET /schemas/ids/2"
 
 
@@ -351,8 +337,7 @@ def test_a_secret_by_reference_is_in_no_plan_no_task_no_checkpoint_and_no_error(
         frame = Frame(kafka, **options)
         reader = frame.source.reader(frame.schema)
         partitions = reader.partitions()
-        query = Query(kafka, **options)
-        assert query.trigger()
+        query = triggered(kafka, **options)
         read = kafka_read(query.options, Mode.STREAM)
         kept = [pickle.dumps(each) for each in (frame.source, reader, *partitions, read.source)]
         shown = [repr(each) for each in (frame.source, reader, *partitions, read, query.offset_log)]
@@ -405,7 +390,11 @@ class Query:
 def query(kafka, registry) -> Query:
     registry.register("flights-value", FLIGHT)
     kafka.append("flights", avro(FLIGHT, ROW, 1))
-    query = Query(kafka, **typed(registry))
+    return triggered(kafka, **typed(registry))
+
+
+def triggered(kafka: FakeKafka, **options: str) -> Query:
+    query = Query(kafka, **options)
     assert query.trigger()
     return query
 
@@ -444,18 +433,15 @@ def test_a_schema_that_lacks_what_was_read_is_refused_and_the_version_of_before_
     assert query.trigger()
 
 
-def test_another_registry_with_another_schema_under_the_same_id_is_refused(kafka, query):
+@pytest.mark.parametrize(
+    "schemas",
+    [{"flights-value": LATER}, {"other-value": {"type": "record", "name": "Other", "fields": []}, "flights-value": FLIGHT}],
+    ids=["another schema under the same id", "its newest schema has another id"],
+)
+def test_another_registry_is_refused(kafka, query, schemas):
     with FakeRegistry() as other:
-        other.register("flights-value", LATER)
-        query.run(schemaRegistryUrl=other.url)
-        with pytest.raises(StateError, match="schema 1 of the registry was another one then: it is another registry"):
-            query.trigger()
-
-
-def test_another_registry_whose_newest_schema_has_another_id_is_refused(kafka, query):
-    with FakeRegistry() as other:
-        other.register("other-value", {"type": "record", "name": "Other", "fields": []})
-        other.register("flights-value", FLIGHT)
+        for subject, schema in schemas.items():
+            other.register(subject, schema)
         query.run(schemaRegistryUrl=other.url)
         with pytest.raises(StateError, match="schema 1 of the registry was another one then: it is another registry"):
             query.trigger()
@@ -499,8 +485,7 @@ def test_another_format_or_none_is_refused_and_one_that_is_new_is_taken(kafka, q
     query.run()
     with pytest.raises(StateError, match="there is no valueFormat now"):
         query.trigger()
-    plain = Query(kafka)
-    assert plain.trigger()
+    plain = triggered(kafka)
     plain.run(valueFormat="string")
     kafka.append("flights", b"x")
     assert plain.trigger()
@@ -519,8 +504,7 @@ class Output:
     def write(self, rows: list[dict[str, Any]], **kinds: pa.DataType) -> list[ReadRecord]:
         schema = pa.schema(list(kinds.items()))
         write, columns = planned_stream_write(self.options, from_arrow_schema(schema), complete=False)
-        sink = pickle.loads(pickle.dumps(write.sink))
-        with sink.begin(Attempt("job", 0, 0, 0)) as transaction:
+        with pickle.loads(pickle.dumps(write.sink)).begin(Attempt("job", 0, 0, 0)) as transaction:
             transaction.write(pa.RecordBatch.from_pylist(rows, schema=schema).select(columns))
             transaction.prepare()
         return list(self.kafka.records("flights", isolation_level="read_uncommitted"))
@@ -535,8 +519,7 @@ def test_a_frame_is_written_by_the_schema_of_a_registry_and_confluents_deseriali
     registry.register("flights-key", '"string"')
     registry.register("flights-value", SIMPLE)
     rows = [{"key": "a", "value": {"carrier": "UA", "delay": 5}}, {"key": "b", "value": None}, {"key": None, "value": None}]
-    output = Output(kafka, delivery=delivery, keyFormat="avro", **typed(registry))
-    written = output.write(rows, key=pa.string(), value=STRUCT)
+    written = Output(kafka, delivery=delivery, keyFormat="avro", **typed(registry)).write(rows, key=pa.string(), value=STRUCT)
     theirs = AvroDeserializer(SchemaRegistryClient({"url": registry.url}))
     for field in ("key", "value"):
         context = SerializationContext("flights", field)
@@ -583,8 +566,7 @@ def test_subjects_are_named_by_a_strategy_in_writing_and_in_reading(kafka, regis
 
 def test_a_record_names_one_subject_of_several_topics(kafka, registry):
     kafka.create_topic("others", partitions=1)
-    number = registry.register("air.Flight", PROTO, kind="PROTOBUF")
-    kafka.append("others", b"\0" + number.to_bytes(4, "big") + b"\0\x10\x05")
+    kafka.append("others", b"\0" + registry.register("air.Flight", PROTO, kind="PROTOBUF").to_bytes(4, "big") + b"\0\x10\x05")
     by_record = {"schema.registry.value.subject.name.strategy": "RecordNameStrategy", "subscribe": "flights,others"}
     options = {"valueFormat": "protobuf", "schemaRegistryUrl": registry.url, **by_record}
     (value,) = Frame(kafka, valueMessage="air.Flight", **options).column("value")
@@ -618,6 +600,10 @@ def test_a_registry_is_not_asked_for_every_batch(kafka, registry):
     assert len([asked for asked in registry.asked if "versions" in asked]) == 1
 
 
+def referring(more: dict[str, Any]) -> dict[str, str]:
+    return {"valueFormat": "avro", "valueSchemaReferences": json.dumps([{"name": "A", "subject": "a", **more}])}
+
+
 @pytest.mark.parametrize(
     ("options", "kinds", "words"),
     [
@@ -625,16 +611,8 @@ def test_a_registry_is_not_asked_for_every_batch(kafka, registry):
         ({"valueFormat": "avro"}, {"value": STRUCT}, "valueFormat=avro needs schemaRegistryUrl, or a schema in"),
         ({"valueFormat": "avro", "valueSchema": json.dumps(LATER)}, {"value": STRUCT}, "lacks at, legs, gate"),
         ({"valueFormat": "avro", "valueSchema": '"int"', "valueSubject": "s"}, {"value": pa.int32()}, "need schemaRegistryUrl"),
-        (
-            {"valueFormat": "avro", "valueSchemaReferences": '[{"name": "A", "subject": "a", "version": 1}]'},
-            {"value": STRUCT},
-            "'valueSchemaReferences' needs schemaRegistryUrl and valueSchema",
-        ),
-        (
-            {"valueFormat": "avro", "valueSchemaReferences": '[{"name": "A", "subject": "a"}]'},
-            {"value": STRUCT},
-            "'valueSchemaReferences' must be a JSON list of objects like",
-        ),
+        (referring({"version": 1}), {"value": STRUCT}, "'valueSchemaReferences' needs schemaRegistryUrl and valueSchema"),
+        (referring({}), {"value": STRUCT}, "'valueSchemaReferences' must be a JSON list of objects like"),
         ({"valueFormat": "avro", "valueSchema": "{}"}, {"value": STRUCT}, "not an Avro schema"),
         ({"valueFormat": "json", "valueSchema": "{}"}, {"value": STRUCT}, "the frame has the type"),
         ({"registerSchemas": "true"}, {"value": pa.string()}, "'registerSchemas' needs schemaRegistryUrl"),
@@ -711,8 +689,7 @@ message Other { string x = 1; }
 def test_protobuf_of_a_registry_is_written_and_read_in_sparks_types(kafka, registry):
     registry.register("flights-value", PROTO, kind="PROTOBUF")
     options = {"valueFormat": "protobuf", "schemaRegistryUrl": registry.url}
-    frame = Frame(kafka, **options)
-    kind = frame.schema["value"].dataType
+    kind = Frame(kafka, **options).schema["value"].dataType
     assert kind.simpleString() == (
         "struct<carrier:string,delay:int,at:timestamp,legs:array<struct<to:string,km:int>>,seats:bigint,"
         "miles:decimal(20,0),named:map<string,struct<to:string,km:int>>>"
@@ -723,8 +700,7 @@ def test_protobuf_of_a_registry_is_written_and_read_in_sparks_types(kafka, regis
     row = {"carrier": "AA", "delay": 5, "at": at, "legs": [leg], "seats": 2**32 - 1, "miles": 2**64 - 1, "named": [("a", leg)]}
     Output(kafka, **options).write([{"value": row}, {"value": None}], value=struct)
     assert Frame(kafka, **options).column("value") == [row, None]
-    only = StructType([StructField("value", StructType([StructField("delay", IntegerType())]))])
-    assert Frame(kafka, only, **options).column("value") == [{"delay": 5}, None]
+    assert Frame(kafka, value_of(StructField("delay", IntegerType())), **options).column("value") == [{"delay": 5}, None]
     others = Frame(kafka, onBadRecord="keep", valueMessage="air.Other", **options)
     assert others.column("badReason")[0] == "value: it is a message air.Flight of schema 1, and not air.Other"
 
@@ -740,8 +716,7 @@ def test_protobuf_in_the_options_or_in_a_file_needs_no_registry(kafka, tmp_path)
 def test_a_protobuf_schema_is_pinned_and_one_with_fewer_fields_refused(kafka, registry):
     registry.register("flights-value", PROTO, kind="PROTOBUF")
     kafka.append("flights", b"\0\0\0\0\1\0")
-    query = Query(kafka, valueFormat="protobuf", schemaRegistryUrl=registry.url)
-    assert query.trigger()
+    query = triggered(kafka, valueFormat="protobuf", schemaRegistryUrl=registry.url)
     assert (pinned(query)["format"], pinned(query)["id"], pinned(query)["type"]["delay"]) == ("protobuf", "1", "int32")
     registry.register("flights-value", PROTO.replace("optional int32 delay = 2;", ""), kind="PROTOBUF")
     query.run()
@@ -766,14 +741,11 @@ def test_json_of_a_registry_is_written_and_read_in_the_columns_of_its_schema(kaf
     struct = to_arrow_schema(StructType([StructField("value", kind)]), timezone="UTC").field("value").type
     row = {"carrier": "AA", "delay": None, "legs": [{"to": "Rome", "km": None}]}
     Output(kafka, **options).write([{"value": row}, {"value": None}], value=struct)
-    assert [each.value for each in kafka.records("flights", isolation_level="read_uncommitted")] == [
-        b'\0\0\0\0\2{"carrier":"AA","delay":null,"legs":[{"to":"Rome"}]}',
-        None,
-    ]
+    written, nothing = [each.value for each in kafka.records("flights", isolation_level="read_uncommitted")]
+    assert (written, nothing) == (b'\0\0\0\0\2{"carrier":"AA","delay":null,"legs":[{"to":"Rome"}]}', None)
     assert Frame(kafka, **options).column("value") == [row, None]
-    query = Query(kafka, **options)
-    assert query.trigger()
-    assert pinned(query)["type"] == {"carrier": "string", "delay": "int64", "legs": ["list", {"to": "string", "km": "int64"}]}
+    kinds = {"carrier": "string", "delay": "int64", "legs": ["list", {"to": "string", "km": "int64"}]}
+    assert pinned(triggered(kafka, **options))["type"] == kinds
 
 
 def test_a_property_with_a_dot_in_its_name_is_a_column_of_its_own(kafka):
@@ -781,7 +753,7 @@ def test_a_property_with_a_dot_in_its_name_is_a_column_of_its_own(kafka):
     kafka.append("flights", b'{"service.name": "a", "ok": 1}')
     options = {"valueFormat": "json-schema", "valueSchema": schema}
     assert Frame(kafka, **options).column("value") == [{"service.name": "a", "ok": 1}]
-    asked = StructType([StructField("value", StructType([StructField("service.name", StringType())]))])
+    asked = value_of(StructField("service.name", StringType()))
     assert Frame(kafka, asked, **options).column("value") == [{"service.name": "a"}]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import pickle
+from types import SimpleNamespace
 from typing import ClassVar
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -59,16 +61,21 @@ def test_commits_may_change_between_the_drivers_processes(monkeypatch, sink, log
     assert values(log) == sorted(f"{epoch}{task}" for epoch in range(6) for task in "ab")
 
 
-def test_a_driver_that_was_overtaken_stops_and_takes_nothing_back(monkeypatch, sink, log):
+@pytest.mark.parametrize("aborts_in_new_process", [False, True])
+def test_a_driver_that_was_overtaken_stops_and_its_abort_takes_nothing_back(monkeypatch, sink, log, aborts_in_new_process):
+    """findings: Sinks 13. Spark starts a process for the abort, which does not remember who was fenced."""
     new_process(monkeypatch)
     StreamWriter(sink, ["value"]).commit(messages(sink, 0, ["0"]), 0)
-    JobCommitter(JOB, sink.committer(JOB)).commit(1, tuple(item.handle for item in messages(sink, 1, ["1"])))
+    successor = JobCommitter(JOB, sink.committer(JOB))
+    successor.commit(1, tuple(item.handle for item in messages(sink, 1, ["1"])))
     late = messages(sink, 1, ["late"])
     with pytest.raises(FencedError):
         StreamWriter(sink, ["value"]).commit(late, 1)
     under_way = messages(sink, 2, ["2"])
+    if aborts_in_new_process:
+        new_process(monkeypatch)
     StreamWriter(sink, ["value"]).abort(late, 1)
-    JobCommitter(JOB, sink.committer(JOB)).commit(2, tuple(item.handle for item in under_way))
+    successor.commit(2, tuple(item.handle for item in under_way))
     assert values(log) == ["0", "1", "2"]
 
 
@@ -193,22 +200,6 @@ def test_tasks_end_what_is_remaining_for_their_driver_wherever_they_run(sink):
     assert Leaving.ended == [(JOB, frozenset({"x"}), "mine")]
 
 
-def test_the_abort_of_an_overtaken_driver_in_a_new_process_leaves_its_successor_alone(monkeypatch, sink, log):
-    """findings: Sinks 13. Spark starts a process for the abort, which does not remember who was fenced."""
-    new_process(monkeypatch)
-    StreamWriter(sink, ["value"]).commit(messages(sink, 0, ["0"]), 0)
-    successor = JobCommitter(JOB, sink.committer(JOB))
-    successor.commit(1, tuple(item.handle for item in messages(sink, 1, ["1"])))
-    late = messages(sink, 1, ["late"])
-    with pytest.raises(FencedError):
-        StreamWriter(sink, ["value"]).commit(late, 1)
-    under_way = messages(sink, 2, ["2"])
-    new_process(monkeypatch)
-    StreamWriter(sink, ["value"]).abort(late, 1)
-    successor.commit(2, tuple(item.handle for item in under_way))
-    assert values(log) == ["0", "1", "2"]
-
-
 def test_a_repeated_batch_write_that_is_recorded_by_another_driver_is_left_alone_by_its_abort(monkeypatch, sink, log):
     successor = JobCommitter(JOB, sink.committer(JOB))
     successor.commit(1, tuple(item.handle for item in messages(sink, 1, ["1"])))
@@ -220,29 +211,25 @@ def test_a_repeated_batch_write_that_is_recorded_by_another_driver_is_left_alone
 
 
 def test_an_abort_that_cannot_ask_what_is_recorded_aborts_nothing(monkeypatch, sink, log):
-    def unreachable(_):
-        raise DeadlineExceededError("no broker")
-
     prepared = messages(sink, 0, ["0"])
     with monkeypatch.context() as patched:
-        patched.setattr(MemorySink, "recorded_epochs", unreachable)
+        patched.setattr(MemorySink, "recorded_epochs", Mock(side_effect=DeadlineExceededError("no broker")))
         StreamWriter(sink, ["value"]).abort(prepared, 0)
     assert len(log.unended(JOB)) == 1
     StreamWriter(sink, ["value"]).abort(prepared, 0)
     assert log.unended(JOB) == []
 
 
-class TaskOfAQuery:
-    """A task in `foreachBatch`: its job has the local properties of the query's thread."""
-
-    partitionId = attemptNumber = taskAttemptId = staticmethod(lambda: 0)  # noqa: N815 - as is the next
-    getLocalProperty = staticmethod({"sql.streaming.queryId": "the-query"}.get)  # noqa: N815 - Spark's name
+def task(properties, attempt=0):
+    """Gives the context of a task, whose job has these local properties of the query's thread."""
+    context = {"partitionId": lambda: 3, "attemptNumber": lambda: 0, "taskAttemptId": lambda: attempt}
+    return lambda: SimpleNamespace(**context, getLocalProperty=properties.get)
 
 
 @pytest.mark.parametrize(("job", "epoch", "warned"), [(None, None, True), (JOB, 0, False)])
 def test_a_write_in_foreach_batch_without_a_name_is_warned_of(monkeypatch, sink, log, caplog, job, epoch, warned):
     """findings: Sinks 21. Each took names that no process uses again, and coordinators keep them for a week."""
-    monkeypatch.setattr(writers.TaskContext, "get", TaskOfAQuery)
+    monkeypatch.setattr(writers.TaskContext, "get", task({"sql.streaming.queryId": "the-query"}))
     writer = BatchWriter(sink, ["value"], job, epoch)
     writer.commit([writer.write(iter([pa.RecordBatch.from_pydict({"value": ["0"]})]))])
     assert values(log) == ["0"]
@@ -252,38 +239,18 @@ def test_a_write_in_foreach_batch_without_a_name_is_warned_of(monkeypatch, sink,
 @pytest.mark.parametrize("error", [PeerError("gone"), OSError("gone")])
 def test_a_list_that_cannot_be_removed_does_not_fail_a_committed_write(monkeypatch, sink, log, caplog, error):
     """findings: Sinks 7. The caller would repeat it."""
-
-    def fail(self):
-        raise error
-
-    monkeypatch.setattr(MemoryCommitter, "forget", fail)
+    monkeypatch.setattr(MemoryCommitter, "forget", Mock(side_effect=error))
     BatchWriter(sink, ["value"], None, None).commit(messages(sink, 0, ["0"]))
     assert values(log) == ["0"]
     assert "could not be removed: gone" in caplog.text
 
 
-class Context:
-    """A task's context in the second attempt at a stage: attempts are counted from 0 again."""
-
-    def __init__(self, task_attempt):
-        self._task_attempt = task_attempt
-
-    def partitionId(self):  # noqa: N802 - Spark's names
-        return 3
-
-    def attemptNumber(self):  # noqa: N802
-        return 0
-
-    def taskAttemptId(self):  # noqa: N802
-        return self._task_attempt
-
-
 def test_spark_24552_attempts_at_a_task_in_two_attempts_at_its_stage_have_two_names(monkeypatch, sink, log):
-    """findings: Sinks 3. With one name the second would abort what the first has prepared."""
+    """findings: Sinks 3. Attempts count from 0 again. With one name the second would abort what the first has prepared."""
     rows = [pa.RecordBatch.from_pydict({"value": ["0"]})]
     sent = []
     for task_attempt in (17, 29):
-        monkeypatch.setattr(writers.TaskContext, "get", lambda number=task_attempt: Context(number))
+        monkeypatch.setattr(writers.TaskContext, "get", task({}, task_attempt))
         sent.append(BatchWriter(sink, ["value"], JOB, 0).write(iter(rows)))
     assert len(log.unended(JOB)) == 2
     BatchWriter(sink, ["value"], JOB, 0).commit(sent[:1])
@@ -312,22 +279,17 @@ def test_a_batch_write_that_was_killed_in_its_commit_is_completed_when_it_is_rep
     killed.fence()
     killed.record(CommitList(0, tuple(item.handle for item in messages(sink, 0, ["0a"], ["0b"]))))
     assert values(log) == []
-    nothing_new = [PreparedMessage(JOB, 0, None)]  # the tasks see that the epoch is recorded
-    BatchWriter(sink, ["value"], JOB, 0).commit(nothing_new)
+    BatchWriter(sink, ["value"], JOB, 0).commit([PreparedMessage(JOB, 0, None)])  # the tasks see that the epoch is recorded
     assert values(log) == ["0a", "0b"]
 
 
-class TaskOfABatch:
-    """A task of a stream's batch 4."""
-
-    partitionId = attemptNumber = taskAttemptId = staticmethod(lambda: 0)  # noqa: N815 - as is the next
-    getLocalProperty = staticmethod({"sql.streaming.queryId": JOB, "streaming.sql.batchId": "4"}.get)  # noqa: N815
+BATCH_4 = {"sql.streaming.queryId": JOB, "streaming.sql.batchId": "4"}
 
 
 def test_a_task_of_a_driver_that_a_younger_one_has_left_behind_says_so(monkeypatch, sink):
     """It took the checkpoint for an older copy: `test_stale_checkpoints.py`."""
     new_process(monkeypatch)
-    monkeypatch.setattr(writers.TaskContext, "get", TaskOfABatch)
+    monkeypatch.setattr(writers.TaskContext, "get", task(BATCH_4))
     of("old", sink).claim(JOB, no_batch)
     of("young", sink).claim(JOB, no_batch)
     of("young", sink).commit(messages(sink, 5, ["5"]), 5)
@@ -341,14 +303,13 @@ def test_a_task_of_a_driver_that_a_younger_one_has_left_behind_says_so(monkeypat
 def test_an_epoch_that_tasks_have_skipped_is_not_recorded_as_empty_where_it_is_not_recorded(monkeypatch, sink, log, stream):
     """Tasks were informed that it is recorded; then the job was forgotten, or its table recreated. The rows were lost."""
     new_process(monkeypatch)
-    monkeypatch.setattr(writers.TaskContext, "get", TaskOfABatch)
+    monkeypatch.setattr(writers.TaskContext, "get", task(BATCH_4))
     driver = JobCommitter(JOB, sink.committer(JOB))
     driver.commit(4, tuple(item.handle for item in messages(sink, 4, ["4"])))
 
     def written():
         writer = StreamWriter(sink, ["value"]) if stream else BatchWriter(sink, ["value"], JOB, 4)
-        task = pickle.loads(pickle.dumps(writer._recorded.__getstate__()))
-        writer._recorded._epochs = task["_epochs"]
+        writer._recorded._epochs = pickle.loads(pickle.dumps(writer._recorded.__getstate__()))["_epochs"]
         return writer, [writer.write(iter([pa.RecordBatch.from_pydict({"value": ["again"]})]))]
 
     writer, sent = written()

@@ -37,9 +37,10 @@ class Started:
         self.all.append(process)
         return process
 
-    def zygote(self, address: Path, *modules: str) -> subprocess.Popen[bytes]:
-        address.parent.mkdir()
-        return self.start([sys.executable, "-m", "headrace.runners.spark_processes.zygote", str(address), *modules])
+    def zygote(self, address: Path, *modules: str, **environment: str) -> subprocess.Popen[bytes]:
+        address.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "headrace.runners.spark_processes.zygote", str(address), *modules]
+        return self.start(command, **environment)
 
     def daemon(self, address: Path, **environment: str) -> subprocess.Popen[bytes]:
         return self.start(DAEMON, **{ZYGOTE_VARIABLE: str(address)}, **environment)
@@ -77,18 +78,21 @@ def children(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children()
 
 
-def test_a_daemon_is_forked_from_the_zygote_and_talks_to_the_process_that_started_it(processes, address):
-    zygote = processes.zygote(address, "pyspark.daemon")
+@pytest.fixture
+def zygote(processes, address) -> subprocess.Popen[bytes]:
+    started = processes.zygote(address, "pyspark.daemon")
     wait_for(address.exists)
+    return started
+
+
+def test_a_daemon_is_forked_from_the_zygote_and_talks_to_the_process_that_started_it(processes, address, zygote):
     daemon = processes.daemon(address)
     with socket.create_connection(("127.0.0.1", port_of(daemon)), TIMEOUT_S):
         assert len(children(zygote)) == 1
         assert not children(daemon)
 
 
-def test_a_daemon_ends_when_its_standard_input_closes_and_so_does_the_process_that_asked_for_it(processes, address):
-    zygote = processes.zygote(address, "pyspark.daemon")
-    wait_for(address.exists)
+def test_a_daemon_ends_when_its_standard_input_closes_and_so_does_the_process_that_asked_for_it(processes, address, zygote):
     daemon = processes.daemon(address)
     port_of(daemon)
     sparks_own = processes.daemon(address.with_name("none"))
@@ -100,23 +104,18 @@ def test_a_daemon_ends_when_its_standard_input_closes_and_so_does_the_process_th
     assert zygote.poll() is None
 
 
-def test_the_zygote_ends_with_its_driver_and_leaves_nothing_behind(processes, address):
-    zygote = processes.zygote(address, "pyspark.daemon")
-    wait_for(address.exists)
+def test_the_zygote_ends_with_its_driver_and_leaves_nothing_behind(address, zygote):
     zygote.stdin.close()
     assert zygote.wait(TIMEOUT_S) == 0
     assert not address.parent.exists()
 
 
 def test_without_a_zygote_the_daemon_is_sparks_own(processes, address):
-    daemon = processes.daemon(address)
-    with socket.create_connection(("127.0.0.1", port_of(daemon)), TIMEOUT_S):
+    with socket.create_connection(("127.0.0.1", port_of(processes.daemon(address))), TIMEOUT_S):
         pass
 
 
-def test_another_hash_seed_gets_a_daemon_of_its_own(processes, address):
-    zygote = processes.zygote(address, "pyspark.daemon")
-    wait_for(address.exists)
+def test_another_hash_seed_gets_a_daemon_of_its_own(processes, address, zygote):
     assert port_of(processes.daemon(address, PYTHONHASHSEED="7")) > 0
     assert not children(zygote)
 
@@ -125,9 +124,7 @@ def test_a_zygote_that_has_started_a_thread_does_not_fork(processes, address, tm
     Path(tmp_path, "threaded.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
-    address.parent.mkdir()
-    command = [sys.executable, "-m", "headrace.runners.spark_processes.zygote", str(address), "threaded"]
-    zygote = processes.start(command, PYTHONPATH=str(tmp_path))
+    zygote = processes.zygote(address, "threaded", PYTHONPATH=str(tmp_path))
     assert zygote.wait(TIMEOUT_S) != 0
     assert b"not forking" in zygote.stderr.read()
     assert port_of(processes.daemon(address)) > 0
@@ -138,8 +135,7 @@ def test_what_the_zygote_could_not_load_does_not_keep_a_daemon_from_starting(pro
     assert port_of(processes.daemon(address)) > 0
 
 
-# --- what was regression: a zygote in trouble takes no process with it
-# ---------------------------------------------------------
+# --- a zygote in trouble takes no process with it ---------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -208,7 +204,7 @@ def test_a_zygote_that_gives_up_deletes_nothing_but_its_own_socket(processes, ad
     beside = tmp_path / "zygote" / "python"
     address.parent.mkdir()
     beside.write_text("what Spark runs as its Python")
-    zygote = processes.start([sys.executable, "-m", "headrace.runners.spark_processes.zygote", str(address), "no_such_module"])
+    zygote = processes.zygote(address, "no_such_module")
     assert zygote.wait(TIMEOUT_S) != 0
     assert beside.exists()
     assert not address.exists()
@@ -216,16 +212,13 @@ def test_a_zygote_that_gives_up_deletes_nothing_but_its_own_socket(processes, ad
 
 def test_a_zygote_serves_though_its_address_is_longer_than_a_socket_may_have(processes, tmp_path):
     address = tmp_path / ("d" * 120) / "zygote" / "socket"
-    address.parent.mkdir(parents=True)
-    zygote = processes.start([sys.executable, "-m", "headrace.runners.spark_processes.zygote", str(address), "pyspark.daemon"])
+    zygote = processes.zygote(address, "pyspark.daemon")
     wait_for(lambda: address.exists() or zygote.poll() is not None)
     assert is_forked(processes.daemon(address))
 
 
 def test_libraries_that_start_threads_when_reported_leave_spark_its_own_daemons(processes, address):
-    address.parent.mkdir()
-    command = [sys.executable, "-m", "headrace.runners.spark_processes.zygote", str(address), "numpy"]
-    zygote = processes.start(command, OPENBLAS_NUM_THREADS="2")
+    zygote = processes.zygote(address, "numpy", OPENBLAS_NUM_THREADS="2")
     assert zygote.wait(TIMEOUT_S) != 0
     assert b"not forking" in zygote.stderr.read()
     assert port_of(processes.daemon(address, OPENBLAS_NUM_THREADS="2")) > 0

@@ -1,9 +1,4 @@
-"""Lists of committables in a database: one for each table of a job. On SQLite, by upserts.
-
-What only servers have (prepared transactions) is in `tests/integration/sql/test_sql_sink.py`.
-"""
-
-from __future__ import annotations
+"""Lists of committables in a database, on SQLite: one for each table of a job. Servers: integration/sql/test_sql_sink.py."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -35,7 +30,6 @@ def address(tmp_path):
 
 @pytest.fixture
 def tables(address):
-    """Two tables of one database."""
     made = [SqlRig(address), SqlRig(address)]
     for rig in made:
         rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")

@@ -1,7 +1,5 @@
 """What databases' errors mean: by their code, or by their class."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 
@@ -75,19 +73,14 @@ def test_numbers_of_mariadb_and_mysql(numbers, kind):
         assert kind_of("mariadb", pymysql.err.OperationalError(number, "no")) is kind, number
 
 
-@pytest.mark.parametrize(
-    ("database", "error", "kind"),
-    [
-        ("postgresql", psycopg.OperationalError("server closed the connection"), RetriableError),
-        ("postgresql", psycopg.InterfaceError("the connection is closed"), RetriableError),
-        ("postgresql", psycopg.OperationalError('FATAL: database "x" does not exist'), UsageError),
-        ("postgresql", psycopg.OperationalError("FATAL: password authentication failed"), AuthenticationError),
-        ("postgresql", psycopg.DataError("NUL"), UsageError),
-        ("postgresql", psycopg.InternalError("?"), UnclassifiedError),
-        ("mariadb", pymysql.err.InterfaceError(0, ""), RetriableError),
-        ("sqlite", OverflowError("too large"), UsageError),
-    ],
-)
+@pytest.mark.parametrize(("database", "error", "kind"), [
+    ("postgresql", psycopg.OperationalError("server closed the connection"), RetriableError),
+    ("postgresql", psycopg.InterfaceError("the connection is closed"), RetriableError),
+    ("postgresql", psycopg.OperationalError('FATAL: database "x" does not exist'), UsageError),
+    ("postgresql", psycopg.OperationalError("FATAL: password authentication failed"), AuthenticationError),
+    ("postgresql", psycopg.DataError("NUL"), UsageError), ("postgresql", psycopg.InternalError("?"), UnclassifiedError),
+    ("mariadb", pymysql.err.InterfaceError(0, ""), RetriableError), ("sqlite", OverflowError("too large"), UsageError),
+])  # fmt: skip
 def test_errors_without_a_code(database, error, kind):
     assert kind_of(database, error) is kind
 
@@ -98,15 +91,12 @@ def _sqlite_error(code: int) -> sqlite3.Error:
     return error
 
 
-@pytest.mark.parametrize(
-    ("codes", "kind"),
-    [
-        ((sqlite3.SQLITE_CONSTRAINT_TRIGGER, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT), UsageError),
-        ((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_SNAPSHOT, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL), RetriableError),
-        ((sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM), AuthenticationError),
-        ((sqlite3.SQLITE_INTERNAL, sqlite3.SQLITE_MISUSE), UnclassifiedError),
-    ],
-)
+@pytest.mark.parametrize(("codes", "kind"), [
+    ((sqlite3.SQLITE_CONSTRAINT_TRIGGER, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT), UsageError),
+    ((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_SNAPSHOT, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL), RetriableError),
+    ((sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM), AuthenticationError),
+    ((sqlite3.SQLITE_INTERNAL, sqlite3.SQLITE_MISUSE), UnclassifiedError),
+])  # fmt: skip
 def test_codes_of_sqlite(codes, kind):
     for code in codes:
         assert kind_of("sqlite", _sqlite_error(code)) is kind, code

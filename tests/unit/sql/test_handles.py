@@ -1,7 +1,5 @@
 """SQL handles: what was written is read, and names keep jobs apart within the databases' limits."""
 
-from __future__ import annotations
-
 import json
 import pickle
 
@@ -83,20 +81,12 @@ def test_numbers_that_do_not_fit_are_refused(attempt):
         new_gid(PLACE, attempt)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"gid": "x'; DROP TABLE orders; --", "rows": 1},
-        {"gid": "headrace.0a1b2c3d.q.1.1.1.00c0ffee'", "rows": 1},
-        {"gid": "headrace.0a1b2c3d.q.1.1.00c0ffee", "rows": 1},
-        {"gid": f"headrace.0a1b2c3d.q.{'1' * 70}.1.1.00c0ffee", "rows": 1},
-        {"gid": "headrace.0a1b2c3d.q.1.1.1.00c0ffee", "rows": -1},
-        {"gid": "headrace.0a1b2c3d.q.1.1.1.00c0ffee", "rows": "1"},
-        {"gid": "headrace.0a1b2c3d.q.1.1.1.00c0ffee"},
-        {"gid": 1, "rows": 1},
-        [],
-    ],
-)
+@pytest.mark.parametrize("value", [
+    {"gid": "x'; DROP TABLE orders; --", "rows": 1}, {"gid": "headrace.0a1b2c3d.q.1.1.1.00c0ffee'", "rows": 1},
+    {"gid": "headrace.0a1b2c3d.q.1.1.00c0ffee", "rows": 1}, {"gid": f"headrace.0a1b2c3d.q.{'1' * 70}.1.1.00c0ffee", "rows": 1},
+    {"gid": "headrace.0a1b2c3d.q.1.1.1.00c0ffee", "rows": -1}, {"gid": "headrace.0a1b2c3d.q.1.1.1.00c0ffee", "rows": "1"},
+    {"gid": "headrace.0a1b2c3d.q.1.1.1.00c0ffee"}, {"gid": 1, "rows": 1}, [],
+])  # fmt: skip
 def test_a_damaged_list_is_refused(value):
     lists = CommitListSerializer(serializer)
     data = resealed(lists.serialize(CommitList(1, ())), handles=[value])

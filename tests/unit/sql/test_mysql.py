@@ -1,9 +1,4 @@
-"""MySQL's XA RECOVER, where it differs from MariaDB's. There is no MySQL where the tests run: its answers are made here.
-
-MariaDB's are those of a server: `tests/integration/sql/test_sql_sink.py`.
-"""
-
-from __future__ import annotations
+"""MySQL's XA RECOVER, where it differs from MariaDB's. No MySQL is where the tests run: its answers are made here."""
 
 from typing import Any
 

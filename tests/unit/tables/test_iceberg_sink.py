@@ -1,7 +1,5 @@
 """The Iceberg sink in one process: lost answers, rivals, another driver in between; what a table's upkeep leaves alone."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -16,14 +14,13 @@ from pyiceberg.types import LongType
 
 from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.base.jobs import one_off_job
-from headrace.connectors.base.sink import Attempt
 from headrace.connectors.tables import iceberg
 from headrace.connectors.tables.committer import TableCommitter
-from headrace.connectors.tables.log import OutdatedError
 from headrace.enumerator.errors import DataLossError, FencedError, StateError, UsageError
 from headrace.iceberg import IcebergSink
+from tests.helpers.both_tables import commit_rows, prepared_rows, taken_over_by
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_table, iceberg_values
-from tests.helpers.table_rig import JOB, VALUES, WatchedLog, batch_of, driver, open_marks, prepared
+from tests.helpers.table_rig import JOB, VALUES, WatchedLog, answer_lost, batch_of, driver, open_marks, prepared
 
 
 @pytest.fixture
@@ -61,14 +58,7 @@ def test_the_marker_in_a_table_is_as_it_was_written(sink, folder):
 
 @pytest.mark.parametrize("is_applied", [True, False])
 def test_a_commit_whose_answer_is_lost(sink, folder, is_applied):
-    def around(number, commit):
-        if number == 2:
-            if is_applied:
-                commit()
-            raise OutdatedError("injected")
-        commit()
-
-    watched(sink, around).commit(0, (prepared(sink, 0, 0, ["a"]),))
+    watched(sink, answer_lost(is_applied=is_applied)).commit(0, (prepared(sink, 0, 0, ["a"]),))
     assert iceberg_values(folder) == ["a"]
 
 
@@ -87,15 +77,8 @@ def test_another_process_else_commits_in_between(sink, folder):
 
 
 def another_driver_takes_over_during_a_commit(sink, folder) -> None:
-    newer = driver(sink)
-
-    def around(number, commit):
-        if number == 2:
-            newer.recover()
-        commit()
-
     with pytest.raises(FencedError):
-        watched(sink, around).commit(0, (prepared(sink, 0, 0, ["a"]),))
+        watched(sink, taken_over_by(driver(sink))).commit(0, (prepared(sink, 0, 0, ["a"]),))
     assert iceberg_values(folder) == []
 
 
@@ -152,25 +135,16 @@ def test_a_table_recreated_is_another_one(sink, folder):
 
 
 def test_values_and_partitions_come_back_and_filters_find_them(folder):
-    schema = pa.schema(
-        [
-            ("text", pa.string()),
-            ("number", pa.int64()),
-            ("day", pa.date32()),
-            ("flag", pa.bool_()),
-            ("real", pa.float64()),
-            ("at", pa.timestamp("us", tz="UTC")),
-            ("list", pa.list_(pa.int32())),
-        ]
-    )
+    schema = pa.schema([
+        ("text", pa.string()), ("number", pa.int64()), ("day", pa.date32()), ("flag", pa.bool_()), ("real", pa.float64()),
+        ("at", pa.timestamp("us", tz="UTC")), ("list", pa.list_(pa.int32())),
+    ])  # fmt: skip
     sink = IcebergSink(TABLE, catalog_of(folder))
     sink.create_table(schema, ("text", "number", "day", "flag"))
     at = datetime(2024, 2, 29, 23, 59, 59, 123456, UTC)
     row = {"text": "", "number": -5, "day": date(1969, 12, 31), "flag": False, "real": 1.5, "at": at, "list": [1, None]}
     rows = [row, {**row, "flag": True, "text": "a/b=c%"}, dict.fromkeys(row)]
-    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
-        transaction.write(pa.RecordBatch.from_pylist(rows, schema=schema))
-        handle = transaction.prepare()
+    handle = prepared_rows(sink, 0, 0, pa.RecordBatch.from_pylist(rows, schema=schema))
     text = sink.handles.serialize(handle)
     driver(sink).commit(0, (sink.handles.deserialize(1, text),))
     table = iceberg_table(folder)
@@ -196,15 +170,10 @@ def test_a_table_is_made_once_however_many_make_it(folder):
 
 
 TRANSFORMS = {
-    "bucket(4, id)": "id = 5",
-    "truncate(2, name)": "name = 'b\u00e9ta'",
-    "truncate(10, id)": "id >= 10",
-    "years(at)": "at >= '2024-01-01T00:00:00+00:00'",
-    "month(day)": "day = '1969-12-31'",
-    "day(at)": "at < '1970-01-01T00:00:00+00:00'",
-    "hours( at )": "at < '1970-01-01T00:00:00+00:00'",
-    "void(name)": "id = 5",
-}
+    "bucket(4, id)": "id = 5", "truncate(2, name)": "name = 'b\u00e9ta'", "truncate(10, id)": "id >= 10",
+    "years(at)": "at >= '2024-01-01T00:00:00+00:00'", "month(day)": "day = '1969-12-31'",
+    "day(at)": "at < '1970-01-01T00:00:00+00:00'", "hours( at )": "at < '1970-01-01T00:00:00+00:00'", "void(name)": "id = 5",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
@@ -218,9 +187,7 @@ def test_partitions_by_a_transform_are_those_that_the_library_finds(folder, tran
         {"id": number, "name": name, "at": moment, "day": None if moment is None else moment.date()}
         for number, name, moment in ((5, "b\u00e9ta", at), (-7, "be", datetime(2024, 2, 29, 12, tzinfo=UTC)), (12, None, None))
     ]
-    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
-        transaction.write(pa.RecordBatch.from_pylist(rows, schema=schema))
-        handle = transaction.prepare()
+    handle = prepared_rows(sink, 0, 0, pa.RecordBatch.from_pylist(rows, schema=schema))
     driver(sink).commit(0, (sink.handles.deserialize(1, sink.handles.serialize(handle)),))
     table = iceberg_table(folder)
     field = table.spec().fields[0]
@@ -237,7 +204,6 @@ def test_partitions_by_a_transform_are_those_that_the_library_finds(folder, tran
 
 
 def internal(value):
-    """As the library's transforms take it."""
     if isinstance(value, datetime):
         return (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     return (value - date(1970, 1, 1)).days if isinstance(value, date) else value
@@ -266,14 +232,10 @@ def test_a_table_that_is_not_there_is_refused(folder):
             refused()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"table": "orders"}, "namespace.table, not 'orders'"),
-        ({"table": "a.b", "target_file_bytes": 0}, "at least 1"),
-        ({"table": "a.b", "compression": "rar"}, "not 'rar'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"table": "orders"}, "namespace.table, not 'orders'"), ({"table": "a.b", "target_file_bytes": 0}, "at least 1"),
+    ({"table": "a.b", "compression": "rar"}, "not 'rar'"),
+])  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_at_once(options, message):
     with pytest.raises(UsageError, match=message):
         IcebergSink(catalog={}, **options)
@@ -302,10 +264,7 @@ def test_a_location_that_ends_in_a_slash_is_that_without_it(folder):
     Path(stored.removeprefix("file://")).write_text(json.dumps({**metadata, "location": f"file://{folder}/made/"}))
     catalog.register_table("n.theirs", stored)
     sink = IcebergSink("n.theirs", catalog_of(folder))
-    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
-        transaction.write(pa.record_batch([[1]], schema=schema))
-        handle = transaction.prepare()
-    driver(sink).commit(0, (handle,))
+    commit_rows(sink, 0, pa.record_batch([[1]], schema=schema))
     table = catalog.load_table("n.theirs")
     (path,) = (task.file.file_path for task in table.scan().plan_files())
     assert path.startswith(f"file://{folder}/made/part-")

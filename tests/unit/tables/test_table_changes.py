@@ -1,7 +1,5 @@
 """Changes merged into tables by key: the last change of a key counts, an epoch is one commit, the process that dies where."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
@@ -26,8 +24,8 @@ from headrace.connectors.tables.log import OutdatedError
 from headrace.connectors.tables.rows import new_columns
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import FencedError, PeerError, UsageError
-from headrace.iceberg import IcebergSink
-from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_paths, iceberg_table
+from tests.helpers.both_tables import KINDS, commit_rows, prepared_rows, rows_of, sink_of, taken_over_by
+from tests.helpers.iceberg_rig import iceberg_paths, iceberg_table
 from tests.helpers.table_rig import JOB, Death, KilledError, WatchedLog, answer_lost, delta_actions, delta_paths, driver
 
 BY_ID = Changes(("id",), ("offset",), "op")
@@ -44,22 +42,17 @@ class Rig:
         folder.mkdir(exist_ok=True)
         partitions = given.pop("partition_by", ())
         given["changes"] = changes
-        self.sink: Any = (
-            DeltaSink(f"{folder}/table", **given) if kind == "delta" else IcebergSink(TABLE, catalog_of(str(folder)), **given)
-        )
+        self.sink = sink_of(kind, folder, **given)
         self.sink.create_table(schema, partitions)
 
     def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
-        """With the next offsets."""
         ids, names, ops = zip(*rows, strict=True)
         offsets = range(self.offset, self.offset + len(rows))
         self.offset += len(rows)
         return pa.RecordBatch.from_pydict({"id": ids, "name": names, "op": ops, "offset": offsets}, schema=self.schema)
 
     def prepared(self, epoch: int, batch: pa.RecordBatch, task: int = 0) -> TableHandle:
-        with self.sink.begin(Attempt(JOB, epoch, task, 0)) as transaction:
-            transaction.write(batch)
-            return transaction.prepare()
+        return prepared_rows(self.sink, epoch, task, batch)
 
     def commit(self, epoch: int, *rows: Row) -> None:
         driver(self.sink).commit(epoch, (self.prepared(epoch, self.batch(rows)),))
@@ -68,10 +61,7 @@ class Rig:
         return JobCommitter(JOB, TableCommitter(WatchedLog(self.sink.log(), around, calling), JOB, "the table"))
 
     def table(self) -> pa.Table:
-        """By the format's own library."""
-        if self.kind == "delta":
-            return DeltaTable(self.sink.uri).to_pyarrow_table()
-        return iceberg_table(self.folder).scan().to_arrow()
+        return rows_of(self.kind, Path(self.folder))
 
     def rows(self) -> dict[int, str | None]:
         found = self.table()
@@ -84,7 +74,6 @@ class Rig:
 
     @property
     def root(self) -> Path:
-        """The table's folder."""
         return Path(self.sink.uri) if self.kind == "delta" else Path(self.folder) / "shop/orders"
 
     def unused_files(self) -> set[str]:
@@ -158,7 +147,7 @@ def test_rows_of_others_are_changed_too(rig):
     assert rig.rows() == {1: "theirs", 2: "ours"}
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 def test_partitions_and_keys_of_several_columns(tmp_path, kind):
     schema = pa.schema([("city", pa.string()), ("day", pa.date32()), ("total", pa.decimal128(9, 2)), ("n", pa.int32())])
     rig = Rig(kind, tmp_path, Changes(("city", "day"), ("n",)), schema, partition_by=("city",))
@@ -185,10 +174,7 @@ def test_rows_of_others_are_changed_whatever_their_partition_is_called(tmp_path,
 
     def commit(epoch: int, *rows: tuple[int, str | None, str, int]) -> None:
         columns = dict(zip(ROWS.names, zip(*rows, strict=True), strict=True)) | {"p": [partition] * len(rows)}
-        with sink.begin(Attempt(JOB, epoch, 0, 0)) as transaction:
-            transaction.write(pa.RecordBatch.from_pydict(columns, schema))
-            handle = transaction.prepare()
-        driver(sink).commit(epoch, (handle,))
+        commit_rows(sink, epoch, pa.RecordBatch.from_pydict(columns, schema))
 
     (rewritten,) = sink.log().load().files_with(pa.table({"id": [1]}))  # the other one is not read
     assert rewritten.read()["p"].unique().to_pylist() == [partition]
@@ -243,18 +229,15 @@ def test_what_a_deleted_row_lacks_does_not_matter_and_what_another_lacks_does(tm
         rig.commit(1, (3, None, "c"))
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ({"name": ["a"], "op": ["c"], "offset": [1]}, "changes need the column 'id'; the columns are name, op, offset"),
-        ({"id": [1], "name": ["a"], "offset": [1]}, "changes need the column 'op'"),
-        ({"id": [1], "name": ["a"], "op": ["c"]}, "changes need the column 'offset'"),
-        ({"id": [None], "name": ["a"], "op": ["c"], "offset": [1]}, "column 'id' is null in the table|'id' .*null"),
-        ({"id": [1], "name": ["a"], "op": ["c"], "offset": [None]}, "'offset' states which change is the later one"),
-        ({"id": [1], "name": ["a"], "op": [None], "offset": [1]}, "and not by None"),
-        ({"id": ["x"], "name": ["a"], "op": ["c"], "offset": [1]}, "column 'id' is int64 in the table, and string"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "message"), [
+    ({"name": ["a"], "op": ["c"], "offset": [1]}, "changes need the column 'id'; the columns are name, op, offset"),
+    ({"id": [1], "name": ["a"], "offset": [1]}, "changes need the column 'op'"),
+    ({"id": [1], "name": ["a"], "op": ["c"]}, "changes need the column 'offset'"),
+    ({"id": [None], "name": ["a"], "op": ["c"], "offset": [1]}, "column 'id' is null in the table|'id' .*null"),
+    ({"id": [1], "name": ["a"], "op": ["c"], "offset": [None]}, "'offset' states which change is the later one"),
+    ({"id": [1], "name": ["a"], "op": [None], "offset": [1]}, "and not by None"),
+    ({"id": ["x"], "name": ["a"], "op": ["c"], "offset": [1]}, "column 'id' is int64 in the table, and string"),
+])  # fmt: skip
 def test_changes_that_cannot_be_merged_are_refused_in_their_task(tmp_path, rows, message):
     rig = Rig("delta", tmp_path)
     kinds = {field.name: field.type for field in ROWS}
@@ -282,18 +265,11 @@ def test_tables_whose_rows_may_not_be_replaced_are_refused(tmp_path, name):
 
 def test_values_come_through_a_merge_as_they_are(tmp_path):
     """Rows that are written again because a neighbour has changed keep every type."""
-    schema = pa.schema(
-        [
-            ("id", pa.int64()),
-            ("at", pa.timestamp("us", tz="UTC")),
-            ("local", pa.timestamp("us")),
-            ("list", pa.list_(pa.int32())),
-            ("inner", pa.struct([("a", pa.int64()), ("b", pa.string())])),
-            ("raw", pa.binary()),
-            ("flag", pa.bool_()),
-            ("offset", pa.int64()),
-        ]
-    )
+    schema = pa.schema([
+        ("id", pa.int64()), ("at", pa.timestamp("us", tz="UTC")), ("local", pa.timestamp("us")), ("list", pa.list_(pa.int32())),
+        ("inner", pa.struct([("a", pa.int64()), ("b", pa.string())])), ("raw", pa.binary()), ("flag", pa.bool_()),
+        ("offset", pa.int64()),
+    ])  # fmt: skip
     at = datetime(1969, 12, 31, 23, 59, 59, 123456, UTC)
     row = {"id": 1, "at": at, "local": at.replace(tzinfo=None), "list": [1, None], "inner": {"a": 1, "b": None}}
     row |= {"raw": b"\x00\xff", "flag": True, "offset": 1}
@@ -307,8 +283,6 @@ def test_values_come_through_a_merge_as_they_are(tmp_path):
 
 
 # --- rivals, deaths, lost answers ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("is_applied", [True, False])
 def test_a_commit_whose_answer_is_lost_is_not_merged_twice(rig, is_applied):
     rig.watched(answer_lost(is_applied=is_applied)).commit(0, (rig.prepared(0, rig.batch([(1, "a", "c"), (2, "b", "c")])),))
@@ -399,14 +373,8 @@ def test_a_rival_that_writes_the_same_keys_during_a_commit_is_seen(rig):
 
 def test_a_driver_that_takes_over_during_a_merge_fences_it(rig):
     newer = driver(rig.sink)
-
-    def around(number, commit):
-        if number == 2:
-            newer.recover()
-        commit()
-
     with pytest.raises(FencedError):
-        rig.watched(around).commit(0, (rig.prepared(0, rig.batch([(1, "a", "c")])),))
+        rig.watched(taken_over_by(newer)).commit(0, (rig.prepared(0, rig.batch([(1, "a", "c")])),))
     assert rig.rows() == {}
     newer.commit(0, (rig.prepared(0, rig.batch([(1, "a", "c")])),))
     assert rig.rows() == {1: "a"}
@@ -443,7 +411,7 @@ def test_a_driver_that_dies_before_anything_that_it_does(tmp_path):
     assert deaths > 3
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 def test_a_changelog_in_many_epochs_gives_the_same_table_as_a_plain_replay(tmp_path, kind):
     """Kills at random between, epochs written again in other shares; judged by a dictionary."""
     chance, rig, wanted, kills = random.Random(5), Rig(kind, tmp_path), {}, 0
@@ -469,7 +437,7 @@ def test_a_changelog_in_many_epochs_gives_the_same_table_as_a_plain_replay(tmp_p
     assert rig.rows() == wanted
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 def test_rows_that_only_say_what_was_there_before_change_nothing(tmp_path, kind):
     """Also where a task has no others."""
     rig = Rig(kind, tmp_path)
@@ -504,31 +472,19 @@ def test_a_timestamp_that_spark_has_written_comes_through_a_merge_as_it_is(tmp_p
 
 
 # --- columns that a table does not have yet ------------------------------------------------------------------------------
-
 NARROW = pa.schema([("id", pa.int64()), ("name", pa.string())])
 WIDE = pa.schema([pa.field("extra", pa.float64(), nullable=False), *NARROW, ("tags", pa.list_(pa.string()))])
 
 
-def appending(kind: str, folder: Path, **given: Any) -> Any:
-    return DeltaSink(f"{folder}/table", **given) if kind == "delta" else IcebergSink(TABLE, catalog_of(str(folder)), **given)
-
-
-def read(kind: str, folder: Path) -> pa.Table:
-    return DeltaTable(f"{folder}/table").to_pyarrow_table() if kind == "delta" else iceberg_table(str(folder)).scan().to_arrow()
-
-
 def append(sink: Any, epoch: int, row: dict[str, Any], schema: pa.Schema) -> None:
-    with sink.begin(Attempt(JOB, epoch, 0, 0)) as transaction:
-        transaction.write(pa.RecordBatch.from_pylist([row], schema=schema))
-        handle = transaction.prepare()
-    driver(sink).commit(epoch, (handle,))
+    commit_rows(sink, epoch, pa.RecordBatch.from_pylist([row], schema=schema))
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 def test_columns_that_a_table_does_not_have_are_added_if_that_is_asked_for(tmp_path, kind):
-    appending(kind, tmp_path).create_table(NARROW)
-    append(appending(kind, tmp_path), 0, {"id": 1, "name": "a"}, NARROW)
-    plain, merging = appending(kind, tmp_path), appending(kind, tmp_path, merge_schema=True)
+    sink_of(kind, tmp_path).create_table(NARROW)
+    append(sink_of(kind, tmp_path), 0, {"id": 1, "name": "a"}, NARROW)
+    plain, merging = sink_of(kind, tmp_path), sink_of(kind, tmp_path, merge_schema=True)
     plain.create_table(WIDE)
     with pytest.raises(UsageError, match="the table has no column 'extra'"):
         plain.check_rows(WIDE)
@@ -536,17 +492,17 @@ def test_columns_that_a_table_does_not_have_are_added_if_that_is_asked_for(tmp_p
         merging.create_table(WIDE)
     append(merging, 1, {"id": 2, "name": "b", "extra": 0.5, "tags": ["x"]}, WIDE)
     append(merging, 2, {"id": 3, "name": "c"}, NARROW)
-    found = read(kind, tmp_path).sort_by("id").to_pylist()
+    found = rows_of(kind, tmp_path).sort_by("id").to_pylist()
     assert [row["extra"] for row in found] == [None, 0.5, None]
     assert [row["tags"] for row in found] == [None, ["x"], None]
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 @pytest.mark.parametrize("columns", [["id"], ["id", "name", "note", "more"]])
 def test_a_batch_with_other_columns_than_the_first_one_of_its_transaction_is_refused(tmp_path, kind, columns):
     """Not given the values of another column, and nothing is left out silently."""
     table = pa.schema([("id", pa.int64()), ("name", pa.string()), ("note", pa.string()), ("more", pa.string())])
-    sink = appending(kind, tmp_path)
+    sink = sink_of(kind, tmp_path)
     sink.create_table(table)
     with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
         transaction.write(pa.RecordBatch.from_pydict({"id": [1], "note": ["n"], "name": ["a"]}))
@@ -555,19 +511,19 @@ def test_a_batch_with_other_columns_than_the_first_one_of_its_transaction_is_ref
             transaction.write(pa.RecordBatch.from_pydict({name: [2] if name == "id" else ["b"] for name in columns}))
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 def test_a_column_of_another_type_is_not_changed(tmp_path, kind):
-    sink = appending(kind, tmp_path, merge_schema=True)
+    sink = sink_of(kind, tmp_path, merge_schema=True)
     sink.create_table(NARROW)
     other = pa.schema([("id", pa.int64()), ("name", pa.int64()), ("more", pa.int64())])
     with pytest.raises(UsageError, match=r"column 'name' is .*string in the table, and int64 in the rows: cast it"):
         sink.create_table(other)
-    assert "more" not in read(kind, tmp_path).column_names
+    assert "more" not in rows_of(kind, tmp_path).column_names
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 def test_a_rival_that_adds_the_same_columns_at_the_same_time_is_no_failure(tmp_path, kind):
-    sink = appending(kind, tmp_path, merge_schema=True)
+    sink = sink_of(kind, tmp_path, merge_schema=True)
     sink.create_table(NARROW)
     rivals = []
 
@@ -579,4 +535,4 @@ def test_a_rival_that_adds_the_same_columns_at_the_same_time_is_no_failure(tmp_p
 
     TableCommitter(WatchedLog(sink.log(), around), "schema", "the table").widen(lambda table: new_columns(WIDE, table))
     assert rivals == [1]
-    assert sorted(read(kind, tmp_path).column_names) == ["extra", "id", "name", "tags"]
+    assert sorted(rows_of(kind, tmp_path).column_names) == ["extra", "id", "name", "tags"]

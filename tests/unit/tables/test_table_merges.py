@@ -1,7 +1,5 @@
 """What a merge of changes refuses, before anything is durable, and what it leaves when it fails; keys of files of others."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -19,6 +17,7 @@ from headrace.connectors.tables.changes import Changes
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
 from headrace.iceberg import IcebergSink
+from tests.helpers.both_tables import KINDS, prepared_rows
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_table
 from tests.helpers.table_rig import JOB, driver, open_marks, unadded_transactions
 
@@ -27,9 +26,7 @@ BY_ID = Changes(("id",), ())
 
 
 def prepared(sink: Any, epoch: int, task: int, rows: list[dict[str, Any]], schema: pa.Schema) -> Any:
-    with sink.begin(Attempt(JOB, epoch, task, 0)) as transaction:
-        transaction.write(pa.RecordBatch.from_pylist(rows, schema=schema))
-        return transaction.prepare()
+    return prepared_rows(sink, epoch, task, pa.RecordBatch.from_pylist(rows, schema=schema))
 
 
 def delta(folder: Path, changes: Changes = BY_ID, schema: pa.Schema = IDS, **given: Any) -> DeltaSink:
@@ -42,16 +39,12 @@ def found(uri: str) -> list[dict[str, Any]]:
     return DeltaTable(uri).to_pyarrow_table().to_pylist()
 
 
-@pytest.mark.parametrize(
-    ("kind", "keys"),
-    [
-        (pa.decimal128(20, 2), [Decimal("123456789012345678.01"), Decimal("123456789012345678.02")]),
-        (pa.decimal128(38, 0), [Decimal("12345678901234567890123456789012345678"), Decimal(-(10**30))]),
-        (pa.decimal128(9, 2), [Decimal("1.15"), Decimal("-1.15")]),
-        (pa.timestamp("us", tz="UTC"), [datetime(2024, 1, 1, 0, 0, 0, 1, UTC), datetime(1969, 1, 1, 0, 0, 0, 999, UTC)]),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("kind", "keys"), [
+    (pa.decimal128(20, 2), [Decimal("123456789012345678.01"), Decimal("123456789012345678.02")]),
+    (pa.decimal128(38, 0), [Decimal("12345678901234567890123456789012345678"), Decimal(-(10**30))]),
+    (pa.decimal128(9, 2), [Decimal("1.15"), Decimal("-1.15")]),
+    (pa.timestamp("us", tz="UTC"), [datetime(2024, 1, 1, 0, 0, 0, 1, UTC), datetime(1969, 1, 1, 0, 0, 0, 999, UTC)]),
+], ids=str)  # fmt: skip
 def test_a_row_of_others_with_a_key_of_many_digits_is_replaced_and_not_doubled(tmp_path, kind, keys):
     """Their statistics have a decimal as a number of JSON, which is read as a double, and timestamps in milliseconds."""
     schema = pa.schema([("key", kind), ("name", pa.string())])
@@ -108,7 +101,7 @@ def rewrite(uri: str, action: str, value: dict[str, Any]) -> None:
     log.write_text("".join(json.dumps({action: value} if action in line else line) + "\n" for line in lines))
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 def test_a_column_that_differs_from_another_in_upper_case_alone_is_refused(tmp_path, kind):
     given = {"merge_schema": True}
     sink = delta(tmp_path, **given) if kind == "delta" else IcebergSink(TABLE, catalog_of(str(tmp_path)), **given)
@@ -184,10 +177,7 @@ def test_rows_of_an_iceberg_table_from_before_it_was_partitioned_in_another_way_
 
 
 # --- a check is the whole of what can be refused ----------------------------------------------------------------------------
-
-
 def checked(sink: DeltaSink, *handles: Any) -> Any:
-    """The committer after its check."""
     committer = sink.committer(JOB)
     committer.fence()
     committer.check(handles)
@@ -303,36 +293,25 @@ def left(sink: DeltaSink) -> set[str]:
 
 
 ITEM = pa.struct([("sku", pa.string()), ("more", pa.list_(pa.struct([("n", pa.int64())])))])
-NESTED = pa.schema(
-    [
-        ("id", pa.int64()),
-        ("items", pa.list_(ITEM)),
-        ("numbers", pa.list_(pa.int64())),
-        ("extra", pa.struct([("notes", pa.list_(ITEM)), ("by_day", pa.map_(pa.string(), ITEM))])),
-        ("by_day", pa.map_(pa.string(), ITEM)),
-        ("lists", pa.list_(pa.list_(ITEM))),
-        ("counts", pa.map_(pa.string(), pa.int64())),
-    ]
-)
+NESTED = pa.schema([
+    ("id", pa.int64()), ("items", pa.list_(ITEM)), ("numbers", pa.list_(pa.int64())),
+    ("extra", pa.struct([("notes", pa.list_(ITEM)), ("by_day", pa.map_(pa.string(), ITEM))])),
+    ("by_day", pa.map_(pa.string(), ITEM)), ("lists", pa.list_(pa.list_(ITEM))), ("counts", pa.map_(pa.string(), pa.int64())),
+])  # fmt: skip
 EMPTY = {"items": [], "numbers": [], "extra": {"notes": [], "by_day": []}, "by_day": [], "lists": [], "counts": []}
 FULL = {
     "items": [None, {"sku": None, "more": None}, {"sku": "a", "more": [None, {"n": None}, {"n": 1}]}, {"sku": "b", "more": []}],
-    "numbers": [None, 1],
-    "extra": {"notes": None, "by_day": [("x", None), ("y", {"sku": "c", "more": None})]},
-    "by_day": [("z", {"sku": None, "more": [{"n": 2}]}), ("n", None)],
-    "lists": [None, [], [None], [{"sku": "d", "more": []}]],
+    "numbers": [None, 1], "extra": {"notes": None, "by_day": [("x", None), ("y", {"sku": "c", "more": None})]},
+    "by_day": [("z", {"sku": None, "more": [{"n": 2}]}), ("n", None)], "lists": [None, [], [None], [{"sku": "d", "more": []}]],
     "counts": [("x", None), ("y", 1)],
-}
+}  # fmt: skip
 NEIGHBOURS = [
-    {"id": 1, **dict.fromkeys(EMPTY)},
-    {"id": 2, **EMPTY},
-    {"id": 3, **FULL},
-    {"id": 4, **dict.fromkeys(EMPTY), "extra": {"notes": None, "by_day": None}},
-    {"id": 5, **FULL, "extra": None},
-]
+    {"id": 1, **dict.fromkeys(EMPTY)}, {"id": 2, **EMPTY}, {"id": 3, **FULL},
+    {"id": 4, **dict.fromkeys(EMPTY), "extra": {"notes": None, "by_day": None}}, {"id": 5, **FULL, "extra": None},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 @pytest.mark.parametrize("order", [1, -1])
 def test_rows_that_no_change_touches_are_as_they_were(tmp_path, kind, order):
     sink = delta(tmp_path, schema=NESTED) if kind == "delta" else IcebergSink(TABLE, catalog_of(str(tmp_path)), changes=BY_ID)

@@ -1,7 +1,5 @@
 """A table's store or catalog that is away during a commit, and commits whose answer is lost, as the libraries say so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,8 +128,6 @@ def test_what_does_not_pass_is_said_at_once(tmp_path, error):
 
 
 # --- answers that are lost ----------------------------------------------------------------------------------------------
-
-
 def once(real: Callable[..., Any], error: Exception, *, is_applied: bool, raised: list[Exception]) -> Callable[..., Any]:
     """The library's commit, whose answer is lost the second time: the first one takes the job over."""
     calls: Iterator[int] = iter(range(1, 100))
@@ -147,18 +143,8 @@ def once(real: Callable[..., Any], error: Exception, *, is_applied: bool, raised
     return commit
 
 
-@pytest.mark.parametrize("is_applied", [True, False])
-@pytest.mark.parametrize("error", [OSError("injected: Generic S3 error: timed out"), CommitFailedError("injected")], ids=type)
-def test_deltas_answer_is_lost(tmp_path, error, is_applied):
-    sink, raised = sink_of("delta", tmp_path / "t"), []
-    commit = once(DeltaTable.create_write_transaction, error, is_applied=is_applied, raised=raised)
-    with patch.object(DeltaTable, "create_write_transaction", commit):
-        driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
-    assert raised
-    assert values("delta", tmp_path / "t") == ["a"]
-
-
-LOST = [
+OF_DELTA = [OSError("injected: Generic S3 error: timed out"), CommitFailedError("injected")]
+OF_ICEBERG = [
     requests.exceptions.ConnectionError("injected"),
     CommitStateUnknownException("injected"),
     OperationalError("injected", None, Exception("server closed the connection unexpectedly")),
@@ -168,12 +154,17 @@ LOST = [
 ]
 
 
+COMMITS = {"delta": (DeltaTable, "create_write_transaction"), "iceberg": (SqlCatalog, "commit_table")}
+LOST = [*(("delta", error) for error in OF_DELTA), *(("iceberg", error) for error in OF_ICEBERG)]
+
+
 @pytest.mark.parametrize("is_applied", [True, False])
-@pytest.mark.parametrize("error", LOST, ids=type)
-def test_icebergs_answer_is_lost(tmp_path, error, is_applied):
-    sink, raised = sink_of("iceberg", tmp_path / "t"), []
-    commit = once(SqlCatalog.commit_table, error, is_applied=is_applied, raised=raised)
-    with patch.object(SqlCatalog, "commit_table", commit):
+@pytest.mark.parametrize(("kind", "error"), LOST, ids=lambda value: value if isinstance(value, str) else type(value).__name__)
+def test_the_answer_of_a_tables_library_is_lost(tmp_path, kind, error, is_applied):
+    sink, raised = sink_of(kind, tmp_path / "t"), []
+    owner, method = COMMITS[kind]
+    commit = once(getattr(owner, method), error, is_applied=is_applied, raised=raised)
+    with patch.object(owner, method, commit):
         driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
     assert raised
-    assert values("iceberg", tmp_path / "t") == ["a"]
+    assert values(kind, tmp_path / "t") == ["a"]

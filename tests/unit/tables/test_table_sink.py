@@ -1,7 +1,5 @@
 """The Delta sink in one process: drivers that die anywhere or are replaced, others running in the table, what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandl
 from headrace.connectors.tables.metadata_folder import WorkFolder
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
+from tests.helpers.both_tables import commit_rows, prepared_rows, taken_over_by
 from tests.helpers.table_rig import (
     JOB,
     VALUES,
@@ -84,15 +83,11 @@ def test_what_the_library_reads_is_what_was_written(sink):
 
 
 # --- stored formats -----------------------------------------------------------------------------------------------------
-
 HANDLE = TableHandle(
-    Attempt("query-1", 7, 3, 1),
-    "0123456789abcdef",
-    "f3009e8c-fd18-4ecf-94d0-d8591a2f697a",
-    (("value", "string"), ("day", "date32[day]")),
-    ("day",),
+    Attempt("query-1", 7, 3, 1), "0123456789abcdef", "f3009e8c-fd18-4ecf-94d0-d8591a2f697a",
+    (("value", "string"), ("day", "date32[day]")), ("day",),
     (DataFile("part-query-1/7-3-1-0123456789abcdef/00000.parquet", 1 << 40, 1000, (("day", None),), '{"numRecords":1000}'),),
-)
+)  # fmt: skip
 GOLDEN = Path(__file__).parents[1] / "golden" / "table_commit_list_v1.json"
 STAGED = replace(HANDLE, partitioning=(), changes=Changes(("value", "day"), ("ts", "offset"), "op"))
 
@@ -118,19 +113,10 @@ def test_the_marker_in_a_table_is_as_it_was_written(sink):
     assert applications(sink) == {"": 9, ".driver": 2, ".recorded-by": 2, ".content": 0}
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"job": "../x"},
-        {"token": "../x"},
-        {"epoch": "7"},
-        {"number": True},
-        {"table": None},
-        {"files": [["a", -1, 0, [], ""]]},
-        {"changes": {"keys": []}},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [
+    {"job": "../x"}, {"token": "../x"}, {"epoch": "7"}, {"number": True}, {"table": None}, {"files": [["a", -1, 0, [], ""]]},
+    {"changes": {"keys": []}},
+], ids=str)  # fmt: skip
 def test_a_damaged_handle_is_refused(changes):
     handles = TableHandleSerializer()
     with pytest.raises((KeyError, TypeError, ValueError)):
@@ -138,8 +124,6 @@ def test_a_damaged_handle_is_refused(changes):
 
 
 # --- deaths -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_driver_that_dies_before_anything_that_it_does(tmp_path):
     """Including between two calls of the store within one step: recovered, every epoch is there once, and nothing is left."""
     deaths = 0
@@ -181,8 +165,6 @@ def test_a_task_that_dies_leaves_what_the_next_commit_removes(sink):
 
 
 # --- answers that are lost, and others running --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("is_applied", [True, False])
 def test_a_commit_whose_answer_is_lost(sink, is_applied):
     """The table is asked before it is tried again."""
@@ -363,18 +345,10 @@ def test_the_list_of_a_younger_driver_is_left_alone(sink):
 
 
 # --- two drivers --------------------------------------------------------------------------------------------------------
-
-
 def test_a_driver_that_takes_over_during_a_commit_fences_it(sink):
     newer = driver(sink)
-
-    def around(number, commit):
-        if number == 2:
-            newer.recover()
-        commit()
-
     with pytest.raises(FencedError):
-        watched(sink, around).commit(0, (prepared(sink, 0, 0, ["a"]),))
+        watched(sink, taken_over_by(newer)).commit(0, (prepared(sink, 0, 0, ["a"]),))
     assert delta_values(sink.uri) == []
     newer.commit(0, (prepared(sink, 0, 0, ["a"]),))
     assert delta_values(sink.uri) == ["a"]
@@ -489,39 +463,20 @@ def test_nothing_is_recorded_or_ended_without_its_time(sink):
 
 
 # --- files, partitions, statistics ---------------------------------------------------------------------------------------
-
-WIDE = pa.schema(
-    [
-        ("text", pa.string()),
-        ("number", pa.int64()),
-        ("real", pa.float64()),
-        ("day", pa.date32()),
-        ("at", pa.timestamp("us", tz="UTC")),
-        ("flag", pa.bool_()),
-        ("list", pa.list_(pa.int32())),
-        ("money", pa.decimal128(10, 2)),
-    ]
-)
+WIDE = pa.schema([
+    ("text", pa.string()), ("number", pa.int64()), ("real", pa.float64()), ("day", pa.date32()),
+    ("at", pa.timestamp("us", tz="UTC")), ("flag", pa.bool_()), ("list", pa.list_(pa.int32())), ("money", pa.decimal128(10, 2)),
+])  # fmt: skip
 
 
 def written(sink: DeltaSink, *rows: dict, **parts) -> None:
-    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
-        for row in rows:
-            transaction.write(pa.RecordBatch.from_pylist([row], schema=parts.get("schema", WIDE)))
-        handle = transaction.prepare()
-    driver(sink).commit(0, (handle,))
+    commit_rows(sink, 0, *(pa.RecordBatch.from_pylist([row], schema=parts.get("schema", WIDE)) for row in rows))
 
 
 ROW = {
-    "text": "é",
-    "number": 2**40,
-    "real": 1.5,
-    "day": date(2024, 2, 29),
-    "at": datetime(2024, 2, 29, 23, 59, 59, 123456, UTC),
-    "flag": True,
-    "list": [1, None],
-    "money": None,
-}
+    "text": "é", "number": 2**40, "real": 1.5, "day": date(2024, 2, 29), "at": datetime(2024, 2, 29, 23, 59, 59, 123456, UTC),
+    "flag": True, "list": [1, None], "money": None,
+}  # fmt: skip
 
 
 def test_values_come_back_and_statistics_hold_them(tmp_path):
@@ -533,23 +488,13 @@ def test_values_come_back_and_statistics_hold_them(tmp_path):
     assert json.loads(added["stats"]) == {
         "numRecords": 2,
         "minValues": {
-            "text": "x" * 64,
-            "number": 3,
-            "real": -2.0,
-            "day": "2024-02-29",
-            "at": "2024-02-29T23:59:59.123Z",
-            "flag": True,
+            "text": "x" * 64, "number": 3, "real": -2.0, "day": "2024-02-29", "at": "2024-02-29T23:59:59.123Z", "flag": True,
         },
         "maxValues": {
-            "text": "é",
-            "number": 2**40,
-            "real": 1.5,
-            "day": "2024-02-29",
-            "at": "2024-02-29T23:59:59.124Z",
-            "flag": True,
+            "text": "é", "number": 2**40, "real": 1.5, "day": "2024-02-29", "at": "2024-02-29T23:59:59.124Z", "flag": True,
         },
         "nullCount": {"text": 0, "number": 0, "real": 0, "day": 1, "at": 1, "flag": 1, "money": 2},
-    }
+    }  # fmt: skip
 
 
 def test_a_column_with_nan_has_all_numbers_between_its_bounds(tmp_path):
@@ -587,10 +532,7 @@ def test_files_end_at_their_size(tmp_path):
     sink = DeltaSink(str(tmp_path / "table"), target_file_bytes=1000)
     sink.create_table(VALUES)
     driver(sink).commit(0, (prepared(sink, 0, 0, ["x" * 600]),))
-    with sink.begin(Attempt(JOB, 1, 0, 0)) as transaction:
-        for number in range(10):
-            transaction.write(batch_of([f"{number}" + str(hash(str(number))) * 100]))
-        handle = transaction.prepare()
+    handle = prepared_rows(sink, 1, 0, *(batch_of([f"{number}" + str(hash(str(number))) * 100]) for number in range(10)))
     assert len(handle.files) > 1
     assert sum(file.rows for file in handle.files) == 10
 
@@ -608,19 +550,14 @@ def test_many_partitions_have_few_files_open(tmp_path):
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (pa.schema([("other", pa.string())]), "no column 'other'; its columns are text, number"),
-        (pa.schema([("number", pa.string())]), "column 'number' is int64 in the table, and string in the rows: cast it"),
-        (pa.schema([("day", pa.timestamp("us"))]), "'day' is date32"),
-        (pa.schema([("at", pa.timestamp("us"))]), "'at' is timestamp"),
-        (pa.schema([("money", pa.decimal128(12, 2))]), "'money' is decimal128"),
-        (pa.schema([("text", pa.string()), ("text", pa.string())]), "a column comes twice"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "message"), [
+    (pa.schema([("other", pa.string())]), "no column 'other'; its columns are text, number"),
+    (pa.schema([("number", pa.string())]), "column 'number' is int64 in the table, and string in the rows: cast it"),
+    (pa.schema([("day", pa.timestamp("us"))]), "'day' is date32"),
+    (pa.schema([("at", pa.timestamp("us"))]), "'at' is timestamp"),
+    (pa.schema([("money", pa.decimal128(12, 2))]), "'money' is decimal128"),
+    (pa.schema([("text", pa.string()), ("text", pa.string())]), "a column comes twice"),
+])  # fmt: skip
 def test_rows_that_do_not_fit_are_refused(tmp_path, rows, message):
     sink = DeltaSink(str(tmp_path / "table"))
     sink.create_table(WIDE)
@@ -655,13 +592,10 @@ def test_a_null_where_none_may_be(tmp_path):
     assert left_over(sink) == set()
 
 
-@pytest.mark.parametrize(
-    ("properties", "why"),
-    [
-        ({"delta.constraints.positive": "value > 0"}, "satisfy 'positive'"),
-        ({"delta.setTransactionRetentionDuration": "interval 1 days"}, "forgets what jobs have committed"),
-    ],
-)
+@pytest.mark.parametrize(("properties", "why"), [
+    ({"delta.constraints.positive": "value > 0"}, "satisfy 'positive'"),
+    ({"delta.setTransactionRetentionDuration": "interval 1 days"}, "forgets what jobs have committed"),
+])  # fmt: skip
 def test_tables_that_ask_for_more_are_refused(tmp_path, properties, why):
     DeltaTable.create(str(tmp_path / "table"), schema=VALUES, configuration=properties, raise_if_key_not_exists=False)
     sink = DeltaSink(str(tmp_path / "table"))
@@ -677,14 +611,10 @@ def test_a_place_without_a_table_is_refused(tmp_path):
             refused()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"uri": ""}, "needs a path"),
-        ({"uri": "/t", "target_file_bytes": 0}, "at least 1"),
-        ({"uri": "/t", "compression": "rar"}, "no compression 'rar'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"uri": ""}, "needs a path"), ({"uri": "/t", "target_file_bytes": 0}, "at least 1"),
+    ({"uri": "/t", "compression": "rar"}, "no compression 'rar'"),
+])  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_at_once(options, message):
     with pytest.raises(UsageError, match=message):
         DeltaSink(**options)

@@ -1,7 +1,5 @@
 """What `create_table` made takes the rows that it was made for, with every value as it was; or it is refused by name."""
 
-from __future__ import annotations
-
 from datetime import datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -10,62 +8,32 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import FixedType, NestedField, TimeType, UUIDType
 
-from headrace.connectors.base.sink import Attempt
-from headrace.delta import DeltaSink
 from headrace.enumerator.errors import UsageError
-from headrace.iceberg import IcebergSink
-from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_table
-from tests.helpers.table_rig import JOB, driver
+from tests.helpers.both_tables import KINDS, commit_rows, rows_of, sink_of
+from tests.helpers.iceberg_rig import TABLE, catalog_of
 
-KINDS = pytest.mark.parametrize("kind", ["delta", "iceberg"])
 ZONE = "Europe/Berlin"
 
 
-def sink_of(kind: str, folder: Path, **options: Any) -> DeltaSink | IcebergSink:
-    if kind == "delta":
-        return DeltaSink(f"{folder}/table", **options)
-    return IcebergSink(TABLE, catalog_of(str(folder)), **options)
-
-
-def write(sink: Any, batch: pa.RecordBatch) -> None:
-    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
-        transaction.write(batch)
-        handle = transaction.prepare()
-    driver(sink).commit(0, (handle,))
-
-
 def values_of(kind: str, folder: Path) -> list[Any]:
-    table = (
-        DeltaTable(f"{folder}/table").to_pyarrow_table() if kind == "delta" else iceberg_table(str(folder)).scan().to_arrow()
-    )
-    return table["c"].to_pylist()
+    return rows_of(kind, folder)["c"].to_pylist()
 
 
 @KINDS
 @pytest.mark.parametrize("is_widened", [False, True])
-@pytest.mark.parametrize(
-    ("type_", "stored", "wanted"),
-    [
-        (pa.uint8(), 255, 255),
-        (pa.uint16(), 65535, 65535),
-        (pa.uint32(), 2**32 - 1, 2**32 - 1),
-        (pa.uint64(), 2**64 - 1, Decimal(2**64 - 1)),
-        (pa.int8(), -128, -128),
-        (pa.float16(), 1.5, 1.5),
-        (pa.binary(4), b"abcd", b"abcd"),
-        (pa.large_string(), "a", "a"),
-        (pa.timestamp("ms"), datetime(2024, 1, 1), datetime(2024, 1, 1)),
-        (pa.list_(pa.uint32()), [2**32 - 1, None], [2**32 - 1, None]),
-        (pa.struct([("n", pa.uint64()), ("b", pa.binary(2))]), {"n": 5, "b": b"ab"}, {"n": Decimal(5), "b": b"ab"}),
-        (pa.map_(pa.string(), pa.uint8()), [("a", 200)], [("a", 200)]),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("type_", "stored", "wanted"), [
+    (pa.uint8(), 255, 255), (pa.uint16(), 65535, 65535), (pa.uint32(), 2**32 - 1, 2**32 - 1),
+    (pa.uint64(), 2**64 - 1, Decimal(2**64 - 1)), (pa.int8(), -128, -128), (pa.float16(), 1.5, 1.5),
+    (pa.binary(4), b"abcd", b"abcd"), (pa.large_string(), "a", "a"),
+    (pa.timestamp("ms"), datetime(2024, 1, 1), datetime(2024, 1, 1)),
+    (pa.list_(pa.uint32()), [2**32 - 1, None], [2**32 - 1, None]),
+    (pa.struct([("n", pa.uint64()), ("b", pa.binary(2))]), {"n": 5, "b": b"ab"}, {"n": Decimal(5), "b": b"ab"}),
+    (pa.map_(pa.string(), pa.uint8()), [("a", 200)], [("a", 200)]),
+], ids=str)  # fmt: skip
 def test_a_table_takes_the_rows_that_it_was_made_for(tmp_path, kind, is_widened, type_, stored, wanted):
     batch = pa.record_batch([pa.array([1, 2]), pa.array([stored, None], type_)], names=["id", "c"])
     sink = sink_of(kind, tmp_path, merge_schema=is_widened)
@@ -73,7 +41,7 @@ def test_a_table_takes_the_rows_that_it_was_made_for(tmp_path, kind, is_widened,
         sink.create_table(pa.schema([("id", pa.int64())]))
     sink.create_table(batch.schema)
     sink.check_rows(batch.schema)
-    write(sink, batch)
+    commit_rows(sink, 0, batch)
     assert values_of(kind, tmp_path) == [wanted, None]
 
 
@@ -82,7 +50,7 @@ def test_a_timestamp_of_any_zone_is_the_same_instant(tmp_path, kind):
     batch = pa.record_batch([pa.array([0], pa.timestamp("ns", ZONE))], names=["c"])
     sink = sink_of(kind, tmp_path)
     sink.create_table(batch.schema)
-    write(sink, batch)
+    commit_rows(sink, 0, batch)
     assert [value.timestamp() for value in values_of(kind, tmp_path)] == [0]
 
 
@@ -106,25 +74,21 @@ def test_times_are_for_iceberg_and_not_for_delta(tmp_path, type_):
         sink_of("delta", tmp_path).create_table(batch.schema)
     sink = sink_of("iceberg", tmp_path)
     sink.create_table(batch.schema)
-    write(sink, batch)
+    commit_rows(sink, 0, batch)
     assert values_of("iceberg", tmp_path) == [time(0, 0, 0, 1000)]
 
 
-@pytest.mark.parametrize(
-    ("type_", "column", "wanted", "bad"),
-    [
-        (UUIDType(), pa.array([str(UUID(int=1)), None]), [UUID(int=1), None], pa.array(["no uuid"])),
-        (FixedType(4), pa.array([b"abcd", None]), [b"abcd", None], pa.array([b"abc"])),
-        (TimeType(), pa.array([1_000, None], pa.time64("ns")), [time(0, 0, 0, 1), None], pa.array([1], pa.time64("ns"))),
-    ],
-    ids=["uuid", "fixed", "time"],
-)
+@pytest.mark.parametrize(("type_", "column", "wanted", "bad"), [
+    (UUIDType(), pa.array([str(UUID(int=1)), None]), [UUID(int=1), None], pa.array(["no uuid"])),
+    (FixedType(4), pa.array([b"abcd", None]), [b"abcd", None], pa.array([b"abc"])),
+    (TimeType(), pa.array([1_000, None], pa.time64("ns")), [time(0, 0, 0, 1), None], pa.array([1], pa.time64("ns"))),
+], ids=["uuid", "fixed", "time"])  # fmt: skip
 def test_sparks_types_are_written_to_icebergs_own(tmp_path, type_, column, wanted, bad):
     there = load_catalog(**catalog_of(str(tmp_path)))
     there.create_namespace(TABLE.rpartition(".")[0])
     there.create_table(TABLE, Schema(NestedField(1, "c", type_, required=False)))
     sink = sink_of("iceberg", tmp_path)
     with pytest.raises(UsageError, match="column 'c'"):
-        write(sink, pa.record_batch([bad], names=["c"]))
-    write(sink, pa.record_batch([column], names=["c"]))
+        commit_rows(sink, 0, pa.record_batch([bad], names=["c"]))
+    commit_rows(sink, 0, pa.record_batch([column], names=["c"]))
     assert values_of("iceberg", tmp_path) == wanted

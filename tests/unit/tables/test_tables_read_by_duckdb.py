@@ -1,7 +1,5 @@
 """Tables that the sinks have written, read by DuckDB, which has code of its own for both formats and for their statistics."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -16,10 +14,8 @@ from benchmarks.tables_soak import Reader
 from headrace.connectors.tables import merging
 from headrace.delta import DeltaSink
 from headrace.iceberg import IcebergSink
-from headrace.sinks import Attempt
-from tests.helpers.table_rig import JOB, driver
-
-KINDS = pytest.mark.parametrize("kind", ["delta", "iceberg"])
+from tests.helpers.both_tables import KINDS, prepared_rows
+from tests.helpers.table_rig import driver
 
 
 @pytest.fixture(scope="module")
@@ -36,37 +32,20 @@ def sink_of(kind: str, folder: Path, **options: Any) -> DeltaSink | IcebergSink:
 
 
 def commit(sink: Any, epoch: int, *shares: pa.RecordBatch) -> None:
-    handles = []
-    for task, rows in enumerate(shares):
-        with sink.begin(Attempt(JOB, epoch, task, 0)) as transaction:
-            transaction.write(rows)
-            handles.append(transaction.prepare())
-    driver(sink).commit(epoch, tuple(handles))
+    driver(sink).commit(epoch, tuple(prepared_rows(sink, epoch, task, rows) for task, rows in enumerate(shares)))
 
 
 @KINDS
 def test_values_and_partitions_come_back_and_filters_skip_no_row(duckdb, tmp_path, kind):
-    schema = pa.schema(
-        [
-            ("text", pa.string()),
-            ("day", pa.date32()),
-            ("number", pa.int64()),
-            ("real", pa.float64()),
-            ("at", pa.timestamp("us", tz="UTC")),
-            ("raw", pa.binary()),
-            ("list", pa.list_(pa.int32())),
-        ]
-    )
+    schema = pa.schema([
+        ("text", pa.string()), ("day", pa.date32()), ("number", pa.int64()), ("real", pa.float64()),
+        ("at", pa.timestamp("us", tz="UTC")), ("raw", pa.binary()), ("list", pa.list_(pa.int32())),
+    ])  # fmt: skip
     at = datetime(2024, 2, 29, 23, 59, 59, 123456, UTC)
     row = {
-        "text": "a/b=c% ",
-        "day": date(1969, 12, 31),
-        "number": -5,
-        "real": 1.5,
-        "at": at,
-        "raw": b"\x00\xff",
+        "text": "a/b=c% ", "day": date(1969, 12, 31), "number": -5, "real": 1.5, "at": at, "raw": b"\x00\xff",
         "list": [1, None],
-    }
+    }  # fmt: skip
     rows = [row, {**row, "text": "d", "number": 2**62, "real": float("inf")}, dict.fromkeys(row)]
     sink = sink_of(kind, tmp_path)
     sink.create_table(schema, ("text", "day"))

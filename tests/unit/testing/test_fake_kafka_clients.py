@@ -1,7 +1,5 @@
 """The fake broker's clients: kafka-python, librdkafka and our own read from it and write to it, in transactions too."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -153,13 +151,9 @@ def test_kafka_python_writes_in_transactions_and_reads_in_a_group(kafka):
     producer.close()
     kafka.append("in", b"last")
     consumer = KafkaConsumer(
-        "in",
-        bootstrap_servers=kafka.bootstrap,
-        group_id="python",
-        auto_offset_reset="earliest",
-        isolation_level="read_committed",
-        consumer_timeout_ms=30000,
-    )
+        "in", bootstrap_servers=kafka.bootstrap, group_id="python", auto_offset_reset="earliest",
+        isolation_level="read_committed", consumer_timeout_ms=30000,
+    )  # fmt: skip
     seen = [next(consumer).value for _ in range(2)]
     consumer.close()
     assert seen == [b"kept", b"last"]

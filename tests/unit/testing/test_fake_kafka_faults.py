@@ -1,7 +1,5 @@
 """Faults by script, brokers that come and go, and the clock: what the fake broker does on purpose."""
 
-from __future__ import annotations
-
 import threading
 import time
 
@@ -64,8 +62,6 @@ def fetched(raw: RawKafka, offset: int = 0, **fields: int):
 
 
 # --- the script -------------------------------------------------------------------------------------------------------------
-
-
 def test_the_nth_request_is_refused_and_the_others_are_not(kafka, raw):
     fault = kafka.fault("Produce", Refuse(ErrorCode.NOT_ENOUGH_REPLICAS), nth=2, times=2)
     assert [produced(raw) for _ in range(5)] == [0, 19, 19, 0, 0]
@@ -232,8 +228,6 @@ def test_a_script_that_makes_no_sense_is_refused(kafka):
 
 
 # --- leaders, brokers, logs ---------------------------------------------------------------------------------------------------
-
-
 def test_a_stopped_brokers_partitions_continue_elsewhere_and_it_comes_back_at_its_port(kafka):
     kafka.append("t", b"kept")
     leader, epoch = kafka.leader("t")
@@ -345,8 +339,6 @@ def test_retention_in_the_middle_of_a_read_is_out_of_range(kafka, raw):
 
 
 # --- waiting ------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_fetch_waits_for_enough_bytes_and_no_longer_than_it_may(kafka, raw):
     answers = []
     waiting = threading.Thread(target=lambda: answers.append(fetched(raw, max_wait_ms=20_000, min_bytes=100)))
@@ -377,8 +369,6 @@ def test_a_read_committed_fetch_waits_for_the_end_of_the_transaction():
 
 
 # --- the clock ----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def alone():
     """One broker whose clock is still."""

@@ -1,7 +1,5 @@
 """SASL sessions that end, as `connections.max.reauth.ms` says (KIP-368)."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """What Beam and Flink leave silent is found from the looks at a job alone: no cluster, no clock."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -11,18 +9,9 @@ from headrace.testing.servers.flink.watch import Timeouts, Trouble, Watch
 
 TIMEOUT = Timeouts(worker_seconds=10.0, stall_seconds=20.0)
 RUNNING = JobView(
-    job_id="a",
-    name="flights",
-    state="RUNNING",
-    started_ms=0,
-    tasks={"0: read": "RUNNING", "1: write": "RUNNING"},
-    checkpoint_interval_ms=1000,
-    completed=0,
-    failed=0,
-    in_progress=1,
-    latest=None,
-    failure=None,
-)
+    job_id="a", name="flights", state="RUNNING", started_ms=0, tasks={"0: read": "RUNNING", "1: write": "RUNNING"},
+    checkpoint_interval_ms=1000, completed=0, failed=0, in_progress=1, latest=None, failure=None,
+)  # fmt: skip
 WAITING = replace(RUNNING, tasks={"0: read": "RUNNING", "1: write": "INITIALIZING"})
 
 

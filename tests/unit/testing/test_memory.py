@@ -1,7 +1,5 @@
 """What the conformance kit does not show of the log in memory: its offsets for engines that plan by themselves."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 

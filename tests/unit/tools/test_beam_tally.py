@@ -42,10 +42,8 @@ def test_records_of_several_bundles_and_instances_are_counted_once(tmp_path: Pat
     assert counted_once(tmp_path, 5) == 5
     found = bundles(tmp_path)
     assert sorted((bundle.records, bundle.value_bytes, bundle.first_records) for bundle in found) == [
-        (1, 4, 1),
-        (2, 8, 1),
-        (2, 8, 1),
-    ]
+        (1, 4, 1), (2, 8, 1), (2, 8, 1),
+    ]  # fmt: skip
     assert all(bundle.first_s <= bundle.last_s for bundle in found)
 
 
@@ -56,16 +54,11 @@ def test_batches_are_counted_by_their_rows_those_that_are_parts_of_others_too(tm
     assert (bundle.records, bundle.value_bytes, bundle.first_records) == (5, 20, 3)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        pytest.param((0, 1, 2), id="one is lost"),
-        pytest.param((0, 1, 2, 3, 3), id="one comes twice"),
-        pytest.param((0, 1, 2, 2), id="one comes twice and another is lost"),
-        pytest.param((0, 1, 2, 4), id="one is of another topic"),
-        pytest.param((), id="nothing was read"),
-    ],
-)
+@pytest.mark.parametrize("wrong", [
+    pytest.param((0, 1, 2), id="one is lost"), pytest.param((0, 1, 2, 3, 3), id="one comes twice"),
+    pytest.param((0, 1, 2, 2), id="one comes twice and another is lost"),
+    pytest.param((0, 1, 2, 4), id="one is of another topic"), pytest.param((), id="nothing was read"),
+])  # fmt: skip
 def test_what_is_not_each_record_once_is_seen(tmp_path: Path, wrong: tuple[int, ...]) -> None:
     run(CountRecords(tmp_path), records(*wrong))
     assert counted_once(tmp_path, 4) == -1

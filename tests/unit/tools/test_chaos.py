@@ -1,8 +1,5 @@
 """The harness of `make chaos`, without servers: its network, its output check, its schedule, its results."""
 
-from __future__ import annotations
-
-import asyncio
 import gc
 import json
 import queue
@@ -40,11 +37,11 @@ from benchmarks.restore.oracle import Log
 from benchmarks.restore.process import LOG
 from benchmarks.restore.records import SEQUENCE_BITS, RecordMaker
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, UsageError
-from headrace.runners.waiting import wait_until
 from headrace.testing import FakeKafka
 from headrace.testing.servers.databases import Database
 from headrace.testing.servers.kafka.metadata import ask
 from headrace.testing.servers.ports import HOST
+from tests.helpers.waiting import eventually
 
 NODE = 2
 UNREAD = 1 << 25  # bytes, more than the sockets take
@@ -118,29 +115,7 @@ def answer(client: socket.socket, count: int = 4) -> bytes:
 
 
 def until_held(net: Network, count: int) -> None:
-    def look() -> None:
-        if net.counts.held != count:
-            raise RetriableError(f"{net.counts.held} bytes are held")
-
-    wait_until(look, "the network holds nothing", TIMEOUT_S, 0.005)
-
-
-def until_closing(writer: asyncio.StreamWriter) -> None:
-    def look() -> None:
-        if not writer.is_closing():
-            raise RetriableError("it is open")
-
-    wait_until(look, "the network closes the connection", TIMEOUT_S, 0.005)
-
-
-def until_ordered(net: Network) -> None:
-    """Until another thread has handed work to the loop, which does not look yet."""
-
-    def look() -> None:
-        if not net._loop._ready:  # type: ignore[attr-defined]  # asyncio shows it nowhere else
-            raise RetriableError("nothing is ordered")
-
-    wait_until(look, "the order to end", TIMEOUT_S, 0.005)
+    eventually(lambda: net.counts.held == count, lambda: f"{net.counts.held} bytes are held", seconds=TIMEOUT_S)
 
 
 def nothing_comes(client: socket.socket) -> bool:
@@ -204,19 +179,10 @@ class TestTheNetwork:
                 client.recv(4)
             assert net.cut(lambda _source, _target: True) == 0
 
-    @pytest.mark.parametrize(
-        ("client_id", "source"),
-        [
-            ("broker-3-fetcher-0", "3"),
-            ("raft-client-2", "2"),
-            ("1", "1"),
-            (CLIENT_ID, HARNESS),
-            ("headrace-broker", HARNESS),
-            ("headrace", JOB),
-            ("consumer-spark-kafka-source-1", JOB),
-            (None, JOB),
-        ],
-    )
+    @pytest.mark.parametrize(("client_id", "source"), [
+        ("broker-3-fetcher-0", "3"), ("raft-client-2", "2"), ("1", "1"), (CLIENT_ID, HARNESS), ("headrace-broker", HARNESS),
+        ("headrace", JOB), ("consumer-spark-kafka-source-1", JOB), (None, JOB),
+    ])  # fmt: skip
     def test_the_source_is_reported_by_the_first_request(self, net, echo, client_id, source):
         with connected(net.proxy(NODE, "PLAINTEXT", echo.address)) as client:
             data = request(client_id)
@@ -236,7 +202,7 @@ class TestTheNetwork:
             connection.client.transport.set_write_buffer_limits(UNREAD)  # so that the proxy waits for no process
             server.sendall(bytes(UNREAD))
             server.close()
-            until_closing(connection.client)
+            eventually(connection.client.is_closing, seconds=TIMEOUT_S)
             assert connection.client.transport.get_write_buffer_size()
             net.close()
             assert connection.client.get_extra_info("socket").fileno() == -1
@@ -248,7 +214,7 @@ class TestTheNetwork:
         with connected(address) as client:  # by the kernel: the loop finds it together with the order to end
             end = threading.Thread(target=net.close)
             end.start()
-            until_ordered(net)
+            eventually(lambda: net._loop._ready)  # work was handed to the loop, which does not look yet
             gate.set()
             end.join(TIMEOUT_S)
             assert not end.is_alive()
@@ -263,14 +229,10 @@ class TestTheNetwork:
             assert client.recv(4) == b""
 
 
-@pytest.mark.parametrize(
-    ("place", "cut_off"),
-    [
-        (clients, {(JOB, 2)}),
-        (peers, {("1", 2), ("3", 2), ("2", 1), ("2", 3)}),
-        (everybody, {(JOB, 2), ("1", 2), ("3", 2), ("2", 1), ("2", 3)}),
-    ],
-)
+@pytest.mark.parametrize(("place", "cut_off"), [
+    (clients, {(JOB, 2)}), (peers, {("1", 2), ("3", 2), ("2", 1), ("2", 3)}),
+    (everybody, {(JOB, 2), ("1", 2), ("3", 2), ("2", 1), ("2", 3)}),
+])  # fmt: skip
 def test_a_partition_is_between_whom_it_says_and_never_before_the_harness(place, cut_off):
     links = {(source, target) for source in (JOB, HARNESS, "1", "2", "3") for target in (1, 2, 3)}
     assert {link for link in links if place(2)(*link)} == cut_off
@@ -402,28 +364,14 @@ class TestLosses:
         assert line["lost"] == [{"partition": 0, "from": 104, "to": 110, "records": 6, "read": 3}]
         assert is_exact(line)
 
-    @pytest.mark.parametrize(
-        ("due", "log"),
-        [
-            (of_truncated, ""),
-            (of_truncated, moved(0, 105, 106)),
-            (of_truncated, moved(0, 104, 105)),
-            (of_truncated, moved(0, 103, 106)),
-            (of_truncated, moved(0, 104, 107)),
-            (of_truncated, moved(1, 104, 106)),
-            (of_truncated, moved(0, 104, 106).replace("offset 104", "offset 107")),
-            (of_truncated, moved(0, 104, 106) + moved(0, 102, 103)),
-            (of_truncated, moved(0, 104, 106) + moved(3, 1, 2)),
-            (of_deleted, ""),
-            (of_deleted, ended(0, 106)),
-            (of_deleted, ended(0, 108)),
-            (of_deleted, ended(0, 107) + ended(1, 5)),
-            (of_deleted, moved(0, 104, 106)),
-            (of_aged, ""),
-            (of_aged, aged(0, 106, 109)),
-            (of_aged, aged(0, 107, 108)),
-        ],
-    )
+    @pytest.mark.parametrize(("due", "log"), [
+        (of_truncated, ""), (of_truncated, moved(0, 105, 106)), (of_truncated, moved(0, 104, 105)),
+        (of_truncated, moved(0, 103, 106)), (of_truncated, moved(0, 104, 107)), (of_truncated, moved(1, 104, 106)),
+        (of_truncated, moved(0, 104, 106).replace("offset 104", "offset 107")),
+        (of_truncated, moved(0, 104, 106) + moved(0, 102, 103)), (of_truncated, moved(0, 104, 106) + moved(3, 1, 2)),
+        (of_deleted, ""), (of_deleted, ended(0, 106)), (of_deleted, ended(0, 108)), (of_deleted, ended(0, 107) + ended(1, 5)),
+        (of_deleted, moved(0, 104, 106)), (of_aged, ""), (of_aged, aged(0, 106, 109)), (of_aged, aged(0, 107, 108)),
+    ])  # fmt: skip
     def test_a_report_that_is_missing_or_too_small_or_too_large_or_of_another_partition_is_not(self, output_check, due, log):
         line = self.losses(output_check, due).line(output_check, [log])
         assert not is_good({"missing": 0, "duplicates": 0, "damaged": 0, **line})

@@ -1,7 +1,5 @@
 """docs/design/state-machines.md shows the state machines as the code has them."""
 
-from __future__ import annotations
-
 import ast
 
 from headrace.connectors.base.commit import COMMIT_TRANSITIONS, CommitPhase, Recorded

@@ -1,7 +1,5 @@
 """The public surface: what is there, under which one name, and with which arguments; a change of it is seen in review."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import subprocess
@@ -12,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from headrace._extras import needs_extra
-from tests.helpers.python_path import printed
+from tests.helpers.python_path import ROOT, printed
 from tests.helpers.surface import MODULES, members, names_of, surface
 
-ROOT = Path(__file__).parents[3]
 CHECKPOINT = str(ROOT / "tests" / "unit" / "golden" / "spark_checkpoint")
 SNAPSHOT = Path(__file__).with_name("public_surface.txt")
 
@@ -94,16 +91,11 @@ def test_a_kit_without_pytest_says_what_to_install():
     assert printed(code) == "headrace.testing.SourceConformance needs pytest: pip install 'headrace[testing]'"
 
 
-@pytest.mark.parametrize(
-    ("imports", "library", "extra"),
-    [
-        ("import headrace.beam", "apache_beam", "beam"),
-        ("import headrace.delta", "deltalake", "delta"),
-        ("import headrace.iceberg", "pyiceberg", "iceberg"),
-        ("from headrace.spark import run", "pyspark", "spark"),
-        ("import headrace.sql", "sqlalchemy", "sql"),
-    ],
-)
+@pytest.mark.parametrize(("imports", "library", "extra"), [
+    ("import headrace.beam", "apache_beam", "beam"), ("import headrace.delta", "deltalake", "delta"),
+    ("import headrace.iceberg", "pyiceberg", "iceberg"), ("from headrace.spark import run", "pyspark", "spark"),
+    ("import headrace.sql", "sqlalchemy", "sql"),
+])  # fmt: skip
 def test_a_module_without_its_library_says_which_extra_brings_it(imports, library, extra):
     code = (
         f"import sys; sys.modules[{library!r}] = None\n"

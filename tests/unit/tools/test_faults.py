@@ -1,7 +1,5 @@
 """The ablations that demo and benchmark run with: injected as a restarted query's process injects them, each does its harm."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path
@@ -16,7 +14,6 @@ from headrace.spark.kafka_offsets import KafkaOffsets
 from headrace.spark.kafka_read import Mode, kafka_read
 
 FAULTS = Path(__file__).parents[3] / "tests" / "faults"
-PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 @pytest.fixture
@@ -26,7 +23,7 @@ def inject(monkeypatch):
     monkeypatch.setattr(KafkaDiscovery, "later", KafkaDiscovery.later)
     monkeypatch.delenv("HEADRACE_PHASE", raising=False)
 
-    def inject(name: str, process: str = PLANNER) -> None:
+    def inject(name: str, process: str = "pyspark.sql.streaming.python_streaming_source_runner") -> None:
         monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-m", process])
         runpy.run_path(str(FAULTS / name / "sitecustomize.py"))
 

@@ -1,7 +1,5 @@
 """What the fuzzers have kept, again, and what they have found; the fuzzers themselves are run by `make fuzz`."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -48,8 +46,6 @@ def test_every_committed_figure_is_without_a_finding(name):
 
 
 # --- the checkers see injected bugs ---
-
-
 def test_a_wrong_error_is_kept_with_its_input_and_its_place_once(tmp_path):
     def wrong(data: bytes) -> None:
         if b"x" in data:
@@ -177,16 +173,11 @@ def runs_out(avro, column):
     raise MemoryError
 
 
-@pytest.mark.parametrize(
-    ("injected", "said"),
-    [
-        (no_reason, "a reason that is none"),
-        (refuses_neighbours, "is a value, and was refused"),
-        (takes_anothers_bytes, "was read|was refused"),
-        (keeps_what_is_bad, "is not a value, and was read"),
-        (runs_out, "MemoryError"),
-    ],
-)
+@pytest.mark.parametrize(("injected", "said"), [
+    (no_reason, "a reason that is none"), (refuses_neighbours, "is a value, and was refused"),
+    (takes_anothers_bytes, "was read|was refused"), (keeps_what_is_bad, "is not a value, and was read"),
+    (runs_out, "MemoryError"),
+])  # fmt: skip
 def test_the_flood_of_avro_values_sees_a_decoder_that_does_what_it_may_not(injected, said):
     with pytest.raises(Finding, match=said):
         few_values(injected)
@@ -215,8 +206,6 @@ def test_the_flood_sees_memory_above_a_limit(monkeypatch, limit):
 
 
 # --- what was found ---
-
-
 def golden(name: str) -> dict:
     return json.loads((GOLDEN / f"{name}.json").read_text())
 
@@ -250,20 +239,19 @@ def test_a_kafka_handle_without_a_name_is_no_handle(wrong):
             KafkaHandleSerializer().deserialize(1, handle | {"topics": [changed]})
 
 
-@pytest.mark.parametrize("name", ["version", "handle_version", "epoch"])
-def test_a_list_whose_numbers_are_none_is_damaged(name):
-    lists = CommitListSerializer(KafkaHandleSerializer())
-    for data in without_numbers("kafka_commit_list_v1", name):
-        with pytest.raises(StateError, match=r"here: the list of transactions cannot be read: it is damaged \(ValueError"):
-            lists.deserialize(data, "here")
+LIST = (CommitListSerializer, "kafka_commit_list_v1", "list of transactions")
+STATE = (ShardStateSerializer, "beam_writer_v1", "state of a writer")
 
 
-@pytest.mark.parametrize("name", ["version", "handle_version", "count"])
-def test_a_writers_state_whose_numbers_are_none_is_damaged(name):
-    states = ShardStateSerializer(KafkaHandleSerializer())
-    for data in without_numbers("beam_writer_v1", name):
-        with pytest.raises(StateError, match=r"here: the state of a writer cannot be read: it is damaged \(ValueError"):
-            states.deserialize(data, "here")
+@pytest.mark.parametrize(("stored", "field"), [
+    (LIST, "version"), (LIST, "handle_version"), (LIST, "epoch"), (STATE, "version"), (STATE, "handle_version"),
+    (STATE, "count"),
+], ids=lambda value: value if isinstance(value, str) else value[1])  # fmt: skip
+def test_a_list_or_a_writers_state_whose_numbers_are_none_is_damaged(stored, field):
+    serializer, name, what = stored
+    for data in without_numbers(name, field):
+        with pytest.raises(StateError, match=rf"here: the {what} cannot be read: it is damaged \(ValueError"):
+            serializer(KafkaHandleSerializer()).deserialize(data, "here")
 
 
 def without_numbers(name: str, field: str) -> list[bytes]:

@@ -1,18 +1,14 @@
 """The versions that the tests run with, in requirements/test.txt, are those of what setup.cfg asks for."""
 
-from __future__ import annotations
-
 import re
 from configparser import ConfigParser
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.helpers import lowest
-
-ROOT = Path(__file__).parents[3]
+from tests.helpers.python_path import ROOT
 
 
 def lines(text: str) -> list[str]:

@@ -1,7 +1,5 @@
 """The restore benchmark's Flink with a standby: who is running, what is started when, and what a kill of it hits."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -11,7 +9,6 @@ from threading import Thread
 from types import SimpleNamespace
 
 import pytest
-from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
 pytest.importorskip("psutil")
 
@@ -32,6 +29,7 @@ from benchmarks.restore.flink_pair import DRY_RUN_S, SETTLE_S, Kind, Look, Pair,
 from benchmarks.restore.process import ProcessTree
 from headrace.testing.servers.flink.programs import JOB_MANAGER, TASK_MANAGER
 from headrace.testing.servers.flink.rest import FlinkRest
+from tests.helpers.waiting import eventually
 
 SLOTS = 2
 JOB, TASK = Kind.JOB_MANAGER, Kind.TASK_MANAGER
@@ -272,10 +270,6 @@ for child in children:
 """
 
 
-def until(condition) -> None:
-    Retrying(retry=retry_if_not_result(bool), stop=stop_after_delay(TIMEOUT_S), wait=wait_fixed(0.02))(condition)
-
-
 def alive(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -290,7 +284,7 @@ class TestTheKill:
         tree.end()
 
     def test_hits_every_process_that_is_active_and_no_other(self, tree, tmp_path):
-        until(tree.has_standby)
+        eventually(tree.has_standby)
         status = json.loads((tmp_path / "status.json").read_text())
         active, waiting = ([psutil.Process(each["pid"]) for each in status[key]] for key in ("active", "standbys"))
         at, dead = tree.kill_active()
@@ -301,26 +295,26 @@ class TestTheKill:
 
     @pytest.mark.parametrize("which", [0, 1], ids=["that was waited for", "that no process has waited for yet"])
     def test_of_an_active_process_that_has_ended_by_itself_is_an_error_and_hits_none(self, tree, tmp_path, which):
-        until(tree.has_standby)
+        eventually(tree.has_standby)
         active = [psutil.Process(each["pid"]) for each in json.loads((tmp_path / "status.json").read_text())["active"]]
         active[which].kill()
-        until(lambda: psutil.pid_exists(active[which].pid) == bool(which) and not alive(active[which]))
+        eventually(lambda: psutil.pid_exists(active[which].pid) == bool(which) and not alive(active[which]))
         with pytest.raises(RuntimeError, match=f"process {active[which].pid}.* had ended by itself"):
             tree.kill_active()
         assert alive(active[1 - which])
 
     def test_of_nothing_active_is_an_error(self, tree, tmp_path):
-        until(tree.has_standby)
+        eventually(tree.has_standby)
         (tmp_path / "status.json").write_text(json.dumps({"active": [], "standbys": []}))
         with pytest.raises(RuntimeError, match="no active"):
             tree.kill_active()
         assert not tree.has_standby()
 
     def test_a_worker_that_has_ended_meanwhile_does_not_keep_the_others_from_their_kill(self, tree, tmp_path, monkeypatch):
-        until(tree.has_standby)
+        eventually(tree.has_standby)
         workers = [psutil.Process(each["pid"]) for each in json.loads((tmp_path / "status.json").read_text())["active"]]
         workers[0].kill()
-        until(lambda: not psutil.pid_exists(workers[0].pid))
+        eventually(lambda: not psutil.pid_exists(workers[0].pid))
         monkeypatch.setattr(tree, "_workers", lambda: workers)
         tree.kill_workers(None)
         assert not any(map(alive, workers))

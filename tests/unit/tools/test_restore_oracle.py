@@ -1,7 +1,5 @@
 """The oracle of the restore benchmark: every anomaly is injected, and is found and named; the times it gives are right."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import numpy as np
@@ -63,17 +61,13 @@ def test_a_record_that_the_input_has_lost_is_not_looked_for_and_may_have_come_al
     assert (anomalies(found), found.records_out) == ({}, 6)
 
 
-@pytest.mark.parametrize(
-    ("committed", "expected"),
-    [
-        (with_partition_1((0, 2), (1, 2), (0, 3), (0, 3)), {"duplicates": 1}),
-        (with_partition_1((0, 2), (1, 2), (0, 3), (0, 2), (0, 2)), {"duplicates": 2}),
-        (with_partition_1((0, 2), (0, 3)), {"lost": 1}),
-        (with_partition_1((0, 3), (1, 2), (0, 2)), {"out_of_order": 1}),
-        (with_partition_1((0, 2), (1, 2), (0, 3), (0, 4)), {"foreign": 1}),
-        (with_partition_1((0, 2), (1, 2), (0, 3), (2, 0)), {"foreign": 1}),
-    ],
-)
+@pytest.mark.parametrize(("committed", "expected"), [
+    (with_partition_1((0, 2), (1, 2), (0, 3), (0, 3)), {"duplicates": 1}),
+    (with_partition_1((0, 2), (1, 2), (0, 3), (0, 2), (0, 2)), {"duplicates": 2}),
+    (with_partition_1((0, 2), (0, 3)), {"lost": 1}), (with_partition_1((0, 3), (1, 2), (0, 2)), {"out_of_order": 1}),
+    (with_partition_1((0, 2), (1, 2), (0, 3), (0, 4)), {"foreign": 1}),
+    (with_partition_1((0, 2), (1, 2), (0, 3), (2, 0)), {"foreign": 1}),
+])  # fmt: skip
 def test_a_injected_anomaly_is_found_and_named(committed, expected):
     outcome = judge(PRODUCED, committed, committed, all_seen(committed))
     assert anomalies(outcome) == expected
@@ -175,8 +169,6 @@ def test_a_curve_of_events_steps_once_for_all_that_happened_at_one_time():
 
 
 # --- times -------------------------------------------------------------------------------------------------------------
-
-
 def line(since: float, until: float, rate: float, step_s: float, total: float = 0) -> Curve:
     """Grows by `rate` per second, in steps."""
     at = np.arange(since, until, step_s)

@@ -1,7 +1,5 @@
 """The report of the restore benchmark, from documents made up: what it must say, and what it must leave out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -13,14 +11,12 @@ from benchmarks.restore.runs import capacities_in, runs_in
 from benchmarks.restore.stages import STAGES, processes, stages
 
 MARKS = [
-    {"name": "python", "at": 0.5, "pid": 1},
-    {"name": "imported", "at": 1.0, "pid": 1},
-    {"name": "session", "at": 4.0, "pid": 1},
-    {"name": "query", "at": 5.0, "pid": 1},
+    {"name": "python", "at": 0.5, "pid": 1}, {"name": "imported", "at": 1.0, "pid": 1},
+    {"name": "session", "at": 4.0, "pid": 1}, {"name": "query", "at": 5.0, "pid": 1},
     {"name": "fork", "at": 5.5, "took": 0.0, "pid": 7, "module": "pyspark.worker"},
     {"name": "KafkaTransaction.write", "at": 6.0, "took": 0.25, "pid": 7, "module": "pyspark.worker"},
     {"name": "KafkaTransaction.write", "at": 9.0, "took": 0.25, "pid": 8, "module": "pyspark.worker"},
-]
+]  # fmt: skip
 
 
 def document(system: str, number: int, **changes) -> dict:
@@ -29,9 +25,8 @@ def document(system: str, number: int, **changes) -> dict:
         "value_bytes": 100, "rate": 5000, "load": "own-load", "valid": True, "wrong": [], "dfrt": 4000.0 + number,
         "scenario": {"name": "by the clock", "phase": None},
         "restore": {"outage_s": 8.0 + number, "recovery_s": 11.0, "first_30_s": 3000.0, "steady": 5000.0},
-        "verdict": {"records_in": 10, "duplicates": 0, "lost": 0, "torn": 0, "out_of_order": 0},
-        "read_amplification": 1.5, "load_average": [0.5, 0.5, 0.5], "stolen": 0.01,
-        "environment": {"machine": {"cpus": 2}, "commit": "abc"},
+        "verdict": {"records_in": 10, "duplicates": 0, "lost": 0, "torn": 0, "out_of_order": 0}, "read_amplification": 1.5,
+        "load_average": [0.5, 0.5, 0.5], "stolen": 0.01, "environment": {"machine": {"cpus": 2}, "commit": "abc"},
         "series": {"s": [-1.0, 0.0, 1.0, 2.0], "produced": [0, 1, 2, 3], "visible": [0, 1, 1, 3]},
     }  # fmt: skip
     return {**made, **changes}

@@ -1,7 +1,5 @@
 """Runs of the restore benchmark as they are kept: which are there, which are made (again), and files that are damaged."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the tests promise of themselves: none hangs, none passes without having looked, properties meet new examples."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,17 +53,14 @@ def test_no_test_returns_where_it_should_skip():
     assert {path: names for path, names in found.items() if names} == {}
 
 
-@pytest.mark.parametrize(
-    ("body", "found"),
-    [
-        ("def test_a(x):\n    if x:\n        return\n    assert x", ["test_a"]),
-        ("def test_a(x):\n    def inner():\n        return 1\n    assert inner()", []),
-        ("@given(st.integers())\ndef test_a(x):\n    if x:\n        return\n    assert x", []),
-        ("class TestA:\n    def test_b(self):\n        return", ["test_b"]),
-        ("def test_a(x):\n    try:\n        f(x)\n    except E:\n        return\n    assert x", ["test_a"]),
-        ("def test_a(x):\n    if x:\n        assert f(x)\n        return\n    assert g(x)", []),
-    ],
-)
+@pytest.mark.parametrize(("body", "found"), [
+    ("def test_a(x):\n    if x:\n        return\n    assert x", ["test_a"]),
+    ("def test_a(x):\n    def inner():\n        return 1\n    assert inner()", []),
+    ("@given(st.integers())\ndef test_a(x):\n    if x:\n        return\n    assert x", []),
+    ("class TestA:\n    def test_b(self):\n        return", ["test_b"]),
+    ("def test_a(x):\n    try:\n        f(x)\n    except E:\n        return\n    assert x", ["test_a"]),
+    ("def test_a(x):\n    if x:\n        assert f(x)\n        return\n    assert g(x)", []),
+])  # fmt: skip
 def test_a_test_that_returns_is_seen(body, found):
     assert early_ends(body) == found
 

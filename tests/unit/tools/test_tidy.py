@@ -1,7 +1,5 @@
 """What the project promises of its own code, read from the code."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
@@ -10,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.python_path import printed
+from tests.helpers.python_path import ROOT, printed
 
-ROOT = Path(__file__).parents[3]
 OURS = ("headrace", "enumerator", "connectors", "runners", "pyspark_headrace", "tests", "benchmarks", "examples")
 CHANGES_OF_LISTS = {"append", "insert", "extend"}
 LONGEST_FUNCTION = 70
@@ -106,29 +103,20 @@ def test_no_module_of_ours_is_imported_by_a_text():
     assert not imported_by_text({str(path): tree for path, tree in modules(*PACKAGE, "benchmarks", "examples")})
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import_module('pyspark_headrace')",
-        "def f(): return importlib.import_module('headrace.spark.format').headrace_format()",
-        "HOOK, OTHER = 'pyspark_headrace', 'x'\ndef f(): __import__(HOOK)",
-        "def f(name): import_module(f'headrace.testing.{name}')",
-        "LOADED = [f'headrace.run.{name}' for name in ('a', 'b')]\ndef f():\n for name in LOADED: import_module(name)",
-        "class A:\n async def f(self):\n  name = 'enumerator.events'\n  import_module(name)",
-    ],
-)
+@pytest.mark.parametrize("code", [
+    "import_module('pyspark_headrace')", "def f(): return importlib.import_module('headrace.spark.format').headrace_format()",
+    "HOOK, OTHER = 'pyspark_headrace', 'x'\ndef f(): __import__(HOOK)",
+    "def f(name): import_module(f'headrace.testing.{name}')",
+    "LOADED = [f'headrace.run.{name}' for name in ('a', 'b')]\ndef f():\n for name in LOADED: import_module(name)",
+    "class A:\n async def f(self):\n  name = 'enumerator.events'\n  import_module(name)",
+])  # fmt: skip
 def test_an_import_by_a_text_is_seen(code):
     assert imported_by_text({"example.py": ast.parse(code)})
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "def f(name): import_module(name)",
-        "import_module('pyspark.sql')",
-        "MODULE = 'headrace.cli'\ndef f(): import_module('x')",
-    ],
-)
+@pytest.mark.parametrize("code", [
+    "def f(name): import_module(name)", "import_module('pyspark.sql')", "MODULE = 'headrace.cli'\ndef f(): import_module('x')",
+])  # fmt: skip
 def test_an_import_by_a_text_that_is_not_ours_is_none(code):
     assert not imported_by_text({"example.py": ast.parse(code)})
 
@@ -182,9 +170,7 @@ def test_only_one_module_uses_pysparks_underscore_names():
 
 
 def test_only_a_few_modules_import_or_replace_parts_of_pyspark_that_it_does_not_document():
-    importers = {
-        str(path) for path, tree in modules(*PACKAGE) if any(PROGRAMS_OF_PYSPARK.match(name) for name in imported(tree))
-    }
+    importers = {str(path) for path, tree in modules(*PACKAGE) if any(map(PROGRAMS_OF_PYSPARK.match, imported(tree)))}
     supervision = "runners/spark/supervision/"
     of_supervision = {supervision + "jobs.py", supervision + "query_hooks.py"}
     assert importers == {"headrace/spark/preload.py", PRIVATE_OF_PYSPARK} | of_supervision
@@ -275,14 +261,10 @@ def test_a_public_class_name_means_one_thing():
 
 NOT_SANS_IO = ("checkpoint", "embedded", "envelope", "source", "source_driver")
 SANS_IO = {
-    *(str(path) for path, _ in modules("enumerator") if path.stem not in NOT_SANS_IO),
-    "connectors/base/commit.py",
-    "runners/beam/table_epochs.py",
-    "runners/beam/shard.py",
-    "runners/local/balanced.py",
-    "runners/local/core.py",
+    *(str(path) for path, _ in modules("enumerator") if path.stem not in NOT_SANS_IO), "connectors/base/commit.py",
+    "runners/beam/table_epochs.py", "runners/beam/shard.py", "runners/local/balanced.py", "runners/local/core.py",
     "runners/local/events.py",
-}
+}  # fmt: skip
 """The cores that take events and give commands. The rest of the core: JSON, the smallest runner, connectors' interfaces, and
 what calls these.
 """

@@ -1,7 +1,5 @@
 """The soak of tokens: what it searches for it finds, and what must not be is never taken for good."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -28,18 +26,9 @@ def test_the_committed_result_is_good():
     assert is_good(json.loads(COMMITTED.read_text()))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"written": 0, "read": 0},
-        {"read": 1},
-        {"tokens": 1},
-        {"longest_gap_s": LONGEST_GAP_S + 0.1},
-        {"problems": ["AuthenticationError"]},
-        {"lost": 1},
-        {"duplicates": 1},
-        {"leaks": ["log"]},
-    ],
-)
+@pytest.mark.parametrize("change", [
+    {"written": 0, "read": 0}, {"read": 1}, {"tokens": 1}, {"longest_gap_s": LONGEST_GAP_S + 0.1},
+    {"problems": ["AuthenticationError"]}, {"lost": 1}, {"duplicates": 1}, {"leaks": ["log"]},
+])  # fmt: skip
 def test_a_result_with_anything_wrong_is_not_good(change):
     assert not is_good(json.loads(COMMITTED.read_text()) | change)

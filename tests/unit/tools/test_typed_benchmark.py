@@ -1,7 +1,5 @@
 """The benchmark of typed values: what its systems decode is compared with what was written."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa
@@ -37,14 +35,11 @@ def test_both_formats_of_a_topic_have_the_same_rows():
     assert json.loads(TWO.reader)["fields"] == [json.loads(ALL.writer)["fields"][number] for number in (0, 5)]
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        (lambda rows: rows[:-1], "did not decode what was written"),
-        (lambda rows: [{**row, "f0": 0} for row in rows], "did not decode what was written"),
-        (lambda rows: [{"f0": row["f0"]} for row in rows], r"decoded the fields \['f0'\]"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "said"), [
+    (lambda rows: rows[:-1], "did not decode what was written"),
+    (lambda rows: [{**row, "f0": 0} for row in rows], "did not decode what was written"),
+    (lambda rows: [{"f0": row["f0"]} for row in rows], r"decoded the fields \['f0'\]"),
+])  # fmt: skip
 def test_a_system_that_decodes_something_else_is_seen(monkeypatch, rows, said):
     real = typed_systems._DECODERS["headrace"]
     monkeypatch.setattr(typed_systems, "_DECODERS", {"headrace": lambda *given: lambda: rows(real(*given)().to_pylist())})

@@ -1,7 +1,5 @@
 """The words that docs/style.md replaces: none in messages, few elsewhere, and fewer with each change."""
 
-from __future__ import annotations
-
 import ast
 import json
 

@@ -27,6 +27,7 @@ from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, 
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest, ProduceRequest
 
 from headrace.connectors.kafka.client.api_versions import API_VERSIONS, Versions
+from headrace.connectors.kafka.format.fetch_protocol import or_none
 
 __all__ = [
     "AddPartitionsToTxnRequest",
@@ -85,8 +86,3 @@ def versions_of(request: Message) -> Versions:
     """The versions that we speak of a request (class or instance); all that kafka-python has of an API only tests use."""
     name = str(request.name).removesuffix("Request")
     return API_VERSIONS.get(name) or Versions(request.min_version, request.max_version, "")
-
-
-def or_none(value: int) -> int | None:
-    """A number that the protocol writes as -1 when it is unknown."""
-    return None if value < 0 else value

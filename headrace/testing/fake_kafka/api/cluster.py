@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind
-from headrace.testing.fake_kafka.calls import Api, Call
-from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
-from headrace.testing.fake_kafka.protocol import (
-    DescribeClusterResponse,
-    FindCoordinatorResponse,
-    Message,
-    MetadataResponse,
-    UpdateFeaturesResponse,
-)
+from headrace.testing.fake_kafka.calls import Call, serves
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError, outcome_of
+from headrace.testing.fake_kafka.protocol import Message, admin, metadata
 from headrace.testing.fake_kafka.state.brokers import HOST
 from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition, Topic, check_name
 
 
-def node_endpoints(call: Call, response: Message) -> list[Message]:
-    """KIP-951: with the news of another leader comes where to find it."""
+def brokers_as(kind: Message, call: Call) -> list[Message]:
+    """The brokers as nodes of an answer: of Metadata, or with the news of another leader, where to find it (KIP-951)."""
     brokers = call.state.brokers_at(call.broker)
-    return [response.NodeEndpoint(node_id=broker.id, host=HOST, port=broker.port, rack=None) for broker in brokers]
+    return [kind(node_id=broker.id, host=HOST, port=broker.port, rack=None) for broker in brokers]
 
 
-_TopicAnswer = MetadataResponse.MetadataResponseTopic
+_TopicAnswer = metadata.MetadataResponse.MetadataResponseTopic
 _PartitionAnswer = _TopicAnswer.MetadataResponsePartition
 _FIRST_WITH_EMPTY = 1  # before it, an empty list asks for all topics
 
 
+@serves(metadata.MetadataResponse, 0, 13)
 def _metadata(call: Call) -> Message:
     """KIP-4, KIP-112 (offline replicas), KIP-320 (epochs), KIP-516 (topic ids)."""
     request = call.request
     wants_all = request.topics is None or (call.version < _FIRST_WITH_EMPTY and not request.topics)
     topics = [_one_of_all(call, topic) for topic in call.state.topics_at(call.broker)] if wants_all else []
     topics += [_wanted(call, item) for item in (request.topics or ())]
-    return MetadataResponse(
-        brokers=[
-            MetadataResponse.MetadataResponseBroker(node_id=broker.id, host=HOST, port=broker.port, rack=None)
-            for broker in call.state.brokers_at(call.broker)
-        ],
+    return metadata.MetadataResponse(
+        brokers=brokers_as(metadata.MetadataResponse.MetadataResponseBroker, call),
         cluster_id=call.state.id,
         controller_id=call.state.controller,
         topics=topics,
@@ -49,7 +43,7 @@ def _one_of_all(call: Call, topic: Topic) -> Message:
     try:
         call.admit(topic.name)
     except RefusedError as error:
-        return _TopicAnswer(error_code=error.code, name=topic.name, topic_id=topic.id, is_internal=False, partitions=[])
+        return _refused(topic.name, topic.id, error.code)
     return _described(call, topic)
 
 
@@ -63,24 +57,24 @@ def _wanted(call: Call, item: Message) -> Message:
     except RefusedError as error:
         if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return _created(call, item)
-        return _refused(item, error.code)
+        return _refused(item.name, item.topic_id, error.code)
 
 
 def _created(call: Call, item: Message) -> Message:
     """KIP-487: a client may ask for the topics that it writes to, where the broker's auto.create.topics.enable allows."""
     state = call.state
     if not call.request.allow_auto_topic_creation or state.config["auto.create.topics.enable"] != "true":
-        return _refused(item, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return _refused(item.name, item.topic_id, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     try:
         count, replicas = int(state.config["num.partitions"]), int(state.config["default.replication.factor"])
         partitions = state.place(item.name, 0, count, replicas)
         return _described(call, state.create_topic(Topic(item.name, partitions, {})))
     except RefusedError as error:
-        return _refused(item, error.code)
+        return _refused(item.name, item.topic_id, error.code)
 
 
-def _refused(item: Message, code: int) -> Message:
-    return _TopicAnswer(error_code=code, name=item.name, topic_id=item.topic_id, is_internal=False, partitions=[])
+def _refused(name: str, topic_id: Message, code: int) -> Message:
+    return _TopicAnswer(error_code=code, name=name, topic_id=topic_id, is_internal=False, partitions=[])
 
 
 def _described(call: Call, topic: Topic) -> Message:
@@ -107,39 +101,36 @@ def _partition(call: Call, partition: Partition) -> Message:
     )
 
 
-METADATA = Api(3, "Metadata", 0, 13, MetadataResponse, _metadata)
-
-
+@serves(admin.DescribeClusterResponse, 0, 2)
 def _describe_cluster(call: Call) -> Message:
     """KIP-700."""
     call.admit()
-    return DescribeClusterResponse(
+    return admin.DescribeClusterResponse(
         error_code=ErrorCode.NONE,
         cluster_id=call.state.id,
         controller_id=call.state.controller,
         brokers=[
-            DescribeClusterResponse.DescribeClusterBroker(broker_id=broker.id, host=HOST, port=broker.port, rack=None)
+            admin.DescribeClusterResponse.DescribeClusterBroker(broker_id=broker.id, host=HOST, port=broker.port, rack=None)
             for broker in call.state.brokers_at(call.broker)
         ],
     )
-
-
-DESCRIBE_CLUSTER = Api(60, "DescribeCluster", 0, 2, DescribeClusterResponse, _describe_cluster)
 
 
 _MANY = 4
 _KEY_TYPES = frozenset({0, 1})  # group, transaction
 
 
+@serves(metadata.FindCoordinatorResponse, 0, 6)
 def _find_coordinator(call: Call) -> Message:
     """KIP-98 (of transactional ids), KIP-699 (many keys at once)."""
+    kind = metadata.FindCoordinatorResponse
     if call.version < _MANY:
-        found = _find_coordinator_answer(call, call.request.key)
-        return FindCoordinatorResponse(**{name: getattr(found, name) for name in ("error_code", "node_id", "host", "port")})
-    return FindCoordinatorResponse(coordinators=[_find_coordinator_answer(call, key) for key in call.request.coordinator_keys])
+        found = _coordinator(call, call.request.key)
+        return kind(**{name: found[name] for name in ("error_code", "node_id", "host", "port")})
+    return kind(coordinators=[kind.Coordinator(key=key, **_coordinator(call, key)) for key in call.request.coordinator_keys])
 
 
-def _find_coordinator_answer(call: Call, key: str) -> Message:
+def _coordinator(call: Call, key: str) -> dict[str, object]:
     try:
         call.admit()
         if call.request.key_type not in _KEY_TYPES:
@@ -148,44 +139,27 @@ def _find_coordinator_answer(call: Call, key: str) -> Message:
             raise RefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         broker = call.state.coordinator(CoordinatorKind(call.request.key_type), key)
     except RefusedError as error:
-        said = {"error_code": error.code, "error_message": error.message}
-        return FindCoordinatorResponse.Coordinator(key=key, node_id=-1, host="", port=-1, **said)
-    return FindCoordinatorResponse.Coordinator(
-        key=key, node_id=broker.id, host=HOST, port=broker.port, error_code=ErrorCode.NONE, error_message=""
-    )
+        return {"node_id": -1, "host": "", "port": -1, "error_code": error.code, "error_message": error.message}
+    return {"node_id": broker.id, "host": HOST, "port": broker.port, "error_code": ErrorCode.NONE, "error_message": ""}
 
 
-FIND_COORDINATOR = Api(10, "FindCoordinator", 0, 6, FindCoordinatorResponse, _find_coordinator)
-
-
-_Answer = UpdateFeaturesResponse.UpdatableFeatureResult
 _ONE_ERROR_FOR_ALL = 2
 
 
+@serves(admin.UpdateFeaturesResponse, 0, 2)
 def _update_features(call: Call) -> Message:
     """All or none from version 2 on. KIP-584, KIP-1022; moves `transaction.version` between the versions of the protocol."""
     call.admit()
-    updates = call.request.feature_updates
-    if call.version >= _ONE_ERROR_FOR_ALL:
-        for update in updates:
-            _update(call, update)
-        return UpdateFeaturesResponse(error_code=ErrorCode.NONE, results=[])
-    return UpdateFeaturesResponse(
-        error_code=ErrorCode.NONE, results=[_update_features_answer(call, update) for update in updates]
-    )
-
-
-def _update_features_answer(call: Call, update: Message) -> Message:
-    try:
-        _update(call, update)
-    except RefusedError as error:
-        return _Answer(feature=update.feature, error_code=error.code, error_message=error.message)
-    return _Answer(feature=update.feature, error_code=ErrorCode.NONE, error_message=None)
+    results = []
+    for item in call.request.feature_updates:
+        if call.version >= _ONE_ERROR_FOR_ALL:
+            _update(call, item)
+            continue
+        outcome = outcome_of(partial(_update, call, item))
+        results.append(admin.UpdateFeaturesResponse.UpdatableFeatureResult(feature=item.feature, **outcome))
+    return admin.UpdateFeaturesResponse(error_code=ErrorCode.NONE, results=results)
 
 
 def _update(call: Call, update: Message) -> None:
     if not call.request.validate_only:
         call.state.update_feature(update.feature, update.max_version_level)
-
-
-UPDATE_FEATURES = Api(57, "UpdateFeatures", 0, 2, UpdateFeaturesResponse, _update_features)

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
-from headrace.testing.fake_kafka.calls import Api, Call
-from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
-from headrace.testing.fake_kafka.protocol import (
-    AlterClientQuotasResponse,
-    DescribeClientQuotasResponse,
-    DescribeConfigsResponse,
-    IncrementalAlterConfigsResponse,
-    Message,
-)
+from headrace.testing.fake_kafka.calls import Call, serves
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError, outcome_of
+from headrace.testing.fake_kafka.protocol import Message, admin
 from headrace.testing.fake_kafka.state.configs import BROKER_DEFAULTS, TOPIC_CONFIGS, check_topic_config, topic_setting
 from headrace.testing.fake_kafka.state.quotas import Entity
 
-_DescribeConfigsAnswer = DescribeConfigsResponse.DescribeConfigsResult
+_DescribeConfigsAnswer = admin.DescribeConfigsResponse.DescribeConfigsResult
 _Config = _DescribeConfigsAnswer.DescribeConfigsResourceResult
 TOPIC, BROKER = 2, 4  # ConfigResource.Type
-_OF_TOPIC, _OF_BROKER, _OF_DEFAULTS = 1, 4, 5  # DescribeConfigsResponse.ConfigSource
+_OF_TOPIC, _OF_BROKER, _OF_DEFAULTS = 1, 4, 5  # admin.DescribeConfigsResponse.ConfigSource
 _STRING = 2
 
 
+@serves(admin.DescribeConfigsResponse, 1, 4)
 def _describe_configs(call: Call) -> Message:
     """KIP-133, KIP-226 (synonyms), KIP-569 (types)."""
-    return DescribeConfigsResponse(results=[_describe_configs_answer(call, item) for item in call.request.resources])
+    return admin.DescribeConfigsResponse(results=[_describe_configs_answer(call, item) for item in call.request.resources])
 
 
 def _describe_configs_answer(call: Call, item: Message) -> Message:
@@ -82,35 +78,31 @@ def _config(call: Call, name: str, kind: int, layers: list[tuple[int, str, str |
     )
 
 
-DESCRIBE_CONFIGS = Api(32, "DescribeConfigs", 1, 4, DescribeConfigsResponse, _describe_configs)
-
-
-_IncrementalAlterConfigsAnswer = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
 _SET, _DELETE, _APPEND, _SUBTRACT = 0, 1, 2, 3
 _LIST = 7
 
 
+@serves(admin.IncrementalAlterConfigsResponse, 0, 1)
 def _incremental_alter_configs(call: Call) -> Message:
     """KIP-339."""
-    return IncrementalAlterConfigsResponse(
-        responses=[_incremental_alter_configs_answer(call, item) for item in call.request.resources]
-    )
+    answers = [
+        admin.IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
+            resource_type=item.resource_type, resource_name=item.resource_name, **outcome_of(partial(_alter, call, item))
+        )
+        for item in call.request.resources
+    ]
+    return admin.IncrementalAlterConfigsResponse(responses=answers)
 
 
-def _incremental_alter_configs_answer(call: Call, item: Message) -> Message:
-    named = {"resource_type": item.resource_type, "resource_name": item.resource_name}
-    try:
-        if item.resource_type == TOPIC:
-            call.admit(item.resource_name)
-            _alter_topic(call, item)
-        elif item.resource_type == BROKER:
-            call.admit()
-            _alter_broker(call, item)
-        else:
-            raise RefusedError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {item.resource_type}")
-    except RefusedError as error:
-        return _IncrementalAlterConfigsAnswer(error_code=error.code, error_message=error.message, **named)
-    return _IncrementalAlterConfigsAnswer(error_code=ErrorCode.NONE, error_message=None, **named)
+def _alter(call: Call, item: Message) -> None:
+    if item.resource_type == TOPIC:
+        call.admit(item.resource_name)
+        _alter_topic(call, item)
+    elif item.resource_type == BROKER:
+        call.admit()
+        _alter_broker(call, item)
+    else:
+        raise RefusedError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {item.resource_type}")
 
 
 def _alter_topic(call: Call, item: Message) -> None:
@@ -135,12 +127,10 @@ def _changed(config: Message, current: str, kind: int) -> str:
         return str(config.value)
     if kind != _LIST:
         raise RefusedError(ErrorCode.INVALID_CONFIG, f"Can't append or subtract: {config.name} is not a list.")
-    have = [part for part in current.split(",") if part]
-    given = str(config.value).split(",")
-    kept = have + [part for part in given if part not in have] if config.config_operation == _APPEND else [
-        part for part in have if part not in given
-    ]  # fmt: skip
-    return ",".join(kept)
+    have, given = [part for part in current.split(",") if part], str(config.value).split(",")
+    if config.config_operation == _APPEND:
+        return ",".join([*have, *(part for part in given if part not in have)])
+    return ",".join(part for part in have if part not in given)
 
 
 def _alter_broker(call: Call, item: Message) -> None:
@@ -153,56 +143,40 @@ def _alter_broker(call: Call, item: Message) -> None:
         call.state.config.update(changed)
 
 
-INCREMENTAL_ALTER_CONFIGS = Api(
-    44, "IncrementalAlterConfigs", 0, 1, IncrementalAlterConfigsResponse, _incremental_alter_configs
-)
-
-
-_AlterClientQuotasEntry = AlterClientQuotasResponse.EntryData
-
-
+@serves(admin.AlterClientQuotasResponse, 0, 1)
 def _alter_client_quotas(call: Call) -> Message:
     """KIP-546."""
-    return AlterClientQuotasResponse(entries=[_alter_client_quotas_answer(call, entry) for entry in call.request.entries])
+    kind = admin.AlterClientQuotasResponse.EntryData
+    answers = []
+    for entry in call.request.entries:
+        named = [kind.EntityData(entity_type=each.entity_type, entity_name=each.entity_name) for each in entry.entity]
+        answers.append(kind(entity=named, **outcome_of(partial(_alter_quota, call, entry))))
+    return admin.AlterClientQuotasResponse(entries=answers)
 
 
-def _alter_client_quotas_answer(call: Call, entry: Message) -> Message:
-    named = [
-        _AlterClientQuotasEntry.EntityData(entity_type=each.entity_type, entity_name=each.entity_name) for each in entry.entity
-    ]
-    try:
-        call.admit()
-        if not call.request.validate_only:
-            entity = frozenset((each.entity_type, each.entity_name) for each in entry.entity)
-            call.state.quotas.alter(entity, [(op.key, None if op.remove else op.value) for op in entry.ops])
-    except RefusedError as error:
-        return _AlterClientQuotasEntry(error_code=error.code, error_message=error.message, entity=named)
-    return _AlterClientQuotasEntry(error_code=ErrorCode.NONE, error_message=None, entity=named)
+def _alter_quota(call: Call, entry: Message) -> None:
+    call.admit()
+    if not call.request.validate_only:
+        entity = frozenset((each.entity_type, each.entity_name) for each in entry.entity)
+        call.state.quotas.alter(entity, [(op.key, None if op.remove else op.value) for op in entry.ops])
 
 
-ALTER_CLIENT_QUOTAS = Api(49, "AlterClientQuotas", 0, 1, AlterClientQuotasResponse, _alter_client_quotas)
-
-
-_DescribeClientQuotasEntry = DescribeClientQuotasResponse.EntryData
 _EXACT, _ANY = 0, 2  # 1: the default of its type
 
 
+@serves(admin.DescribeClientQuotasResponse, 0, 1)
 def _describe_client_quotas(call: Call) -> Message:
     """KIP-546."""
     call.admit()
-    found = [item for item in call.state.quotas.values.items() if _is_wanted(call.request, item[0])]
-    return DescribeClientQuotasResponse(
-        error_code=ErrorCode.NONE, error_message=None, entries=[_entry(*item) for item in found]
-    )
+    found = [_entry(*item) for item in call.state.quotas.values.items() if _is_wanted(call.request, item[0])]
+    return admin.DescribeClientQuotasResponse(error_code=ErrorCode.NONE, error_message=None, entries=found)
 
 
 def _entry(entity: Entity, values: dict[str, float]) -> Message:
-    return _DescribeClientQuotasEntry(
-        entity=[
-            _DescribeClientQuotasEntry.EntityData(entity_type=kind, entity_name=name) for kind, name in sorted(entity, key=str)
-        ],
-        values=[_DescribeClientQuotasEntry.ValueData(key=key, value=value) for key, value in sorted(values.items())],
-    )
+    kind = admin.DescribeClientQuotasResponse.EntryData
+    named = [kind.EntityData(entity_type=each, entity_name=name) for each, name in sorted(entity, key=str)]
+    rates = [kind.ValueData(key=key, value=value) for key, value in sorted(values.items())]
+    return kind(entity=named, values=rates)
 
 
 def _is_wanted(request: Message, entity: Entity) -> bool:
@@ -219,6 +193,3 @@ def _matches(component: Message, named: dict[str, str | None]) -> bool:
         return True
     expected = component.match if component.match_type == _EXACT else None
     return named[component.entity_type] == expected
-
-
-DESCRIBE_CLIENT_QUOTAS = Api(48, "DescribeClientQuotas", 0, 1, DescribeClientQuotasResponse, _describe_client_quotas)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from headrace.testing.fake_kafka.api.cluster import node_endpoints
-from headrace.testing.fake_kafka.calls import Api, Call, Later
+from headrace.testing.fake_kafka.api.cluster import brokers_as
+from headrace.testing.fake_kafka.calls import Call, Later, serves
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
-from headrace.testing.fake_kafka.protocol import FetchResponse, Message
+from headrace.testing.fake_kafka.protocol import Message, consumer
 from headrace.testing.fake_kafka.state.logs.log import Log, ReadLimit
 from headrace.testing.fake_kafka.state.quotas import CONSUMER_RATE
 from headrace.testing.fake_kafka.state.sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchSession, Wanted, WantedKey
 from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition
 
-_TopicAnswer = FetchResponse.FetchableTopicResponse
+_TopicAnswer = consumer.FetchResponse.FetchableTopicResponse
 _PartitionAnswer = _TopicAnswer.PartitionData
 _BY_ID = 13
 _FROM_FOLLOWERS = 11
@@ -28,14 +27,11 @@ class _Item(NamedTuple):
     wanted: Wanted
 
 
-@dataclass(slots=True)
-class _Answer:
-    """What is said of one partition; `partition` None where there is none."""
+class _Answer(NamedTuple):
+    """What is said of one partition."""
 
     key: WantedKey
     data: Message
-    partition: Partition | None
-    error: int = ErrorCode.NONE
     diverges: bool = False
 
     @property
@@ -43,6 +39,7 @@ class _Answer:
         return len(self.data.records)
 
 
+@serves(consumer.FetchResponse, 4, 18)
 def handle(call: Call) -> Message | Later:
     """At once where there is enough to tell, else when there is, or when the client's timeout ends."""
     session = _session(call)
@@ -61,9 +58,7 @@ def _session(call: Call) -> FetchSession | None:
         if request.session_epoch == FINAL_EPOCH or not request.topics:
             return None
         return sessions.create(int(call.state.config["max.incremental.fetch.session.cache.slots"]), call.now_ms)
-    session = sessions.find(request.session_id, request.session_epoch, call.now_ms)
-    session.advance()
-    return session
+    return sessions.find(request.session_id, request.session_epoch, call.now_ms)
 
 
 def _items(call: Call, session: FetchSession | None) -> Iterator[_Item]:
@@ -75,7 +70,7 @@ def _items(call: Call, session: FetchSession | None) -> Iterator[_Item]:
         session.want(key, wanted)
     for topic in call.request.forgotten_topics_data:
         for index in topic.partitions:
-            session.forget(_key(call, topic, index))
+            session.partitions.pop(_key(call, topic, index), None)
     for key, remembered in session.partitions.items():
         yield _Item(key, remembered.wanted)
 
@@ -107,9 +102,9 @@ def _try_answer(call: Call, session: FetchSession | None, items: list[_Item], *,
 
 def _is_enough(call: Call, answers: list[_Answer]) -> bool:
     """As ReplicaManager.fetchMessages: unknown partitions do not end the wait, other errors do."""
-    known = [answer for answer in answers if answer.error not in _UNKNOWN]
+    known = [answer for answer in answers if answer.data.error_code not in _UNKNOWN]
     size = sum(answer.size for answer in known)
-    return not known or size >= call.request.min_bytes or any(answer.error or answer.diverges for answer in known)
+    return not known or size >= call.request.min_bytes or any(answer.data.error_code or answer.diverges for answer in known)
 
 
 def _read(call: Call, item: _Item, limit: ReadLimit) -> _Answer:
@@ -132,7 +127,7 @@ def _read(call: Call, item: _Item, limit: ReadLimit) -> _Answer:
         if error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER and partition is not None and partition.leader != NO_LEADER:
             data.current_leader = _PartitionAnswer.LeaderIdAndEpoch(leader_id=partition.leader, leader_epoch=partition.epoch)
             data.tags = {"current_leader"}
-        return _Answer(item.key, data, partition, error.code)
+        return _Answer(item.key, data)
 
 
 def _check_readable(call: Call, partition: Partition, wanted: Wanted) -> None:
@@ -154,7 +149,7 @@ def _read_log(call: Call, item: _Item, partition: Partition, limit: ReadLimit) -
         epoch, end_offset = diverging
         data.diverging_epoch = _PartitionAnswer.EpochEndOffset(epoch=epoch, end_offset=end_offset)
         data.tags = {"diverging_epoch"}
-        return _Answer(item.key, data, partition, diverges=True)
+        return _Answer(item.key, data, diverges=True)
     committed = call.request.isolation_level == _READ_COMMITTED
     until = log.last_stable_offset if committed else log.high_watermark
     log.check_offset(offset, log.end_offset)
@@ -165,7 +160,7 @@ def _read_log(call: Call, item: _Item, partition: Partition, limit: ReadLimit) -
             _PartitionAnswer.AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset)
             for each in aborted
         ]
-    return _Answer(item.key, data, partition)
+    return _Answer(item.key, data)
 
 
 def _bounds(index: int, log: Log) -> Message:
@@ -196,10 +191,10 @@ def _response(call: Call, session: FetchSession | None, answers: list[_Answer]) 
     reported = [answer for answer in answers if is_full or _is_news(session, answer)]
     if session is not None:
         for answer in reported:
-            failed = answer.error != ErrorCode.NONE
+            failed = answer.data.error_code != ErrorCode.NONE
             bounds = (-1, -1) if failed else (answer.data.high_watermark, answer.data.log_start_offset)
             session.reported(answer.key, *bounds)
-    response = FetchResponse(
+    response = consumer.FetchResponse(
         error_code=ErrorCode.NONE,
         session_id=0 if session is None else session.id,
         responses=list(_by_topic(reported)),
@@ -208,12 +203,12 @@ def _response(call: Call, session: FetchSession | None, answers: list[_Answer]) 
         ),
     )
     if any(answer.data.current_leader is not None for answer in reported):
-        response.node_endpoints, response.tags = node_endpoints(call, FetchResponse), {"node_endpoints"}
+        response.node_endpoints, response.tags = brokers_as(consumer.FetchResponse.NodeEndpoint, call), {"node_endpoints"}
     return response
 
 
 def _is_news(session: FetchSession | None, answer: _Answer) -> bool:
-    if session is None or answer.size or answer.error or answer.diverges:
+    if session is None or answer.size or answer.data.error_code or answer.diverges:
         return True
     return session.has_news(answer.key, answer.data.high_watermark, answer.data.log_start_offset)
 
@@ -224,6 +219,3 @@ def _by_topic(answers: list[_Answer]) -> Iterator[Message]:
         grouped.setdefault((answer.key.topic, answer.key.topic_id), []).append(answer.data)
     for (name, topic_id), items in grouped.items():
         yield _TopicAnswer(topic=name, topic_id=topic_id, partitions=items)
-
-
-FETCH = Api(1, "Fetch", 4, 18, FetchResponse, handle)

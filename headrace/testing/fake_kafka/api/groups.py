@@ -5,18 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind
-from headrace.testing.fake_kafka.calls import Api, Call, Later
+from headrace.testing.fake_kafka.calls import Call, Later, serves
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError, code_of
-from headrace.testing.fake_kafka.protocol import (
-    DeleteGroupsResponse,
-    DescribeGroupsResponse,
-    HeartbeatResponse,
-    JoinGroupResponse,
-    LeaveGroupResponse,
-    ListGroupsResponse,
-    Message,
-    SyncGroupResponse,
-)
+from headrace.testing.fake_kafka.protocol import Message, admin, consumer
 from headrace.testing.fake_kafka.state.groups import Group, GroupState, Joining, Member
 
 
@@ -33,6 +24,7 @@ _NEEDS_KNOWN_ID = 4
 _NULLABLE_NAME = 7
 
 
+@serves(consumer.JoinGroupResponse, 0, 9)
 def _join_group(call: Call) -> Message | Later:
     """Answered once the rebalance that it starts, or joins, has everyone.
 
@@ -43,7 +35,9 @@ def _join_group(call: Call) -> Message | Later:
     except RefusedError as error:
         member_id = error.message if error.code == ErrorCode.MEMBER_ID_REQUIRED else call.request.member_id
         name = None if call.version >= _NULLABLE_NAME else ""
-        return JoinGroupResponse(error_code=error.code, protocol_name=name, leader="", member_id=member_id or "", members=[])
+        return consumer.JoinGroupResponse(
+            error_code=error.code, protocol_name=name, leader="", member_id=member_id or "", members=[]
+        )
     group = call.state.groups.by_id[call.request.group_id]
     if not member.is_waiting:
         return _join_group_answer(call, group, member)
@@ -79,11 +73,11 @@ def _join(call: Call) -> Member:
 
 def _join_group_answer(call: Call, group: Group, member: Member) -> Message:
     if member.id not in group.members:
-        return JoinGroupResponse(
+        return consumer.JoinGroupResponse(
             error_code=ErrorCode.UNKNOWN_MEMBER_ID, protocol_name="", leader="", member_id=member.id, members=[]
         )
     reported = group.members.values() if group.leader == member.id else ()
-    return JoinGroupResponse(
+    return consumer.JoinGroupResponse(
         error_code=ErrorCode.NONE,
         generation_id=group.generation,
         protocol_type=group.protocol_type,
@@ -92,7 +86,7 @@ def _join_group_answer(call: Call, group: Group, member: Member) -> Message:
         skip_assignment=group.state is GroupState.STABLE and group.leader == member.id,  # a static leader that is back
         member_id=member.id,
         members=[
-            JoinGroupResponse.JoinGroupResponseMember(
+            consumer.JoinGroupResponse.JoinGroupResponseMember(
                 member_id=each.id, group_instance_id=each.joining.instance_id, metadata=each.metadata(group.protocol_name or "")
             )
             for each in reported
@@ -100,12 +94,10 @@ def _join_group_answer(call: Call, group: Group, member: Member) -> Message:
     )
 
 
-JOIN_GROUP = Api(11, "JoinGroup", 0, 9, JoinGroupResponse, _join_group)
-
-
 _NAMES_PROTOCOL = 5
 
 
+@serves(consumer.SyncGroupResponse, 0, 5)
 def _sync_group(call: Call) -> Message | Later:
     """Answered once the leader has sent its own. The leader's assignments go to the members."""
     try:
@@ -116,17 +108,18 @@ def _sync_group(call: Call) -> Message | Later:
         assignments = {each.member_id: bytes(each.assignment) for each in request.assignments}
         member = group.sync(request.member_id, request.group_instance_id, request.generation_id, assignments, call.now_ms)
     except RefusedError as error:
-        return SyncGroupResponse(error_code=error.code, assignment=b"")
+        return consumer.SyncGroupResponse(error_code=error.code, assignment=b"")
     if member.has_synced:
         return _sync_group_answer(group, member)
     generation = group.generation
 
     def again(_: bool) -> Message | None:  # noqa: FBT001  Later's
         if group.members.get(member.id) is not member:
-            return SyncGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID, assignment=b"")
-        if group.generation != generation or member.is_waiting:
-            return SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS, assignment=b"")
-        return _sync_group_answer(group, member) if member.has_synced else _interrupted(group)
+            return consumer.SyncGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID, assignment=b"")
+        is_interrupted = group.state is GroupState.PREPARING and not member.has_synced
+        if group.generation != generation or member.is_waiting or is_interrupted:
+            return consumer.SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS, assignment=b"")
+        return _sync_group_answer(group, member) if member.has_synced else None
 
     return Later(again, None)
 
@@ -138,14 +131,8 @@ def _check_protocol(group: Group, request: Message) -> None:
             raise RefusedError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
 
 
-def _interrupted(group: Group) -> Message | None:
-    if group.state.value == "PreparingRebalance":
-        return SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS, assignment=b"")
-    return None
-
-
 def _sync_group_answer(group: Group, member: Member) -> Message:
-    return SyncGroupResponse(
+    return consumer.SyncGroupResponse(
         error_code=ErrorCode.NONE,
         protocol_type=group.protocol_type,
         protocol_name=group.protocol_name,
@@ -153,23 +140,19 @@ def _sync_group_answer(group: Group, member: Member) -> Message:
     )
 
 
-SYNC_GROUP = Api(14, "SyncGroup", 0, 5, SyncGroupResponse, _sync_group)
-
-
+@serves(consumer.HeartbeatResponse, 0, 4)
 def _heartbeat(call: Call) -> Message:
     """A sign of lifetime; the answer says when a rebalance is on."""
     call.admit()
     request, group = call.request, _group_of(call)
     group.heartbeat(request.member_id, request.group_instance_id, request.generation_id, call.now_ms)
-    return HeartbeatResponse(error_code=ErrorCode.NONE)
-
-
-HEARTBEAT = Api(12, "Heartbeat", 0, 4, HeartbeatResponse, _heartbeat)
+    return consumer.HeartbeatResponse(error_code=ErrorCode.NONE)
 
 
 _MANY = 3
 
 
+@serves(consumer.LeaveGroupResponse, 0, 5)
 def _leave_group(call: Call) -> Message:
     """KIP-345 (several members at once, by instance), KIP-800."""
     call.admit()
@@ -177,32 +160,27 @@ def _leave_group(call: Call) -> Message:
     call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, request.group_id)
     if call.version < _MANY:
         _leave(call, request.member_id, None)
-        return LeaveGroupResponse(error_code=ErrorCode.NONE, members=[])
+        return consumer.LeaveGroupResponse(error_code=ErrorCode.NONE, members=[])
+    kind = consumer.LeaveGroupResponse.MemberResponse
     answers = []
     for member in request.members:
-        code = code_of(partial(_leave, call, member.member_id, member.group_instance_id))
-        answers.append(
-            LeaveGroupResponse.MemberResponse(
-                member_id=member.member_id, group_instance_id=member.group_instance_id, error_code=code
-            )
-        )
-    return LeaveGroupResponse(error_code=ErrorCode.NONE, members=answers)
+        named = {"member_id": member.member_id, "group_instance_id": member.group_instance_id}
+        answers.append(kind(**named, error_code=code_of(partial(_leave, call, *named.values()))))
+    return consumer.LeaveGroupResponse(error_code=ErrorCode.NONE, members=answers)
 
 
 def _leave(call: Call, member_id: str, instance_id: str | None) -> None:
     _group_of(call).leave(member_id, instance_id, call.now_ms)
 
 
-LEAVE_GROUP = Api(13, "LeaveGroup", 0, 5, LeaveGroupResponse, _leave_group)
-
-
-_Answer = DescribeGroupsResponse.DescribedGroup
+_Answer = admin.DescribeGroupsResponse.DescribedGroup
 _SAYS_NOT_FOUND = 6
 
 
+@serves(admin.DescribeGroupsResponse, 0, 6)
 def _describe_groups(call: Call) -> Message:
     """KIP-1043 (version 6 states that there is none)."""
-    return DescribeGroupsResponse(groups=[_describe_groups_answer(call, group_id) for group_id in call.request.groups])
+    return admin.DescribeGroupsResponse(groups=[_describe_groups_answer(call, group_id) for group_id in call.request.groups])
 
 
 def _describe_groups_answer(call: Call, group_id: str) -> Message:
@@ -236,44 +214,31 @@ def _member(group: Group, member: Member) -> Message:
     )
 
 
-DESCRIBE_GROUPS = Api(15, "DescribeGroups", 0, 6, DescribeGroupsResponse, _describe_groups)
-
-
 _TYPE = "classic"
 
 
+@serves(admin.ListGroupsResponse, 0, 5)
 def _list_groups(call: Call) -> Message:
     """KIP-518 (states), KIP-848 (types). Each broker lists those it coordinates."""
     call.admit()
     states = {state.lower() for state in call.request.states_filter or ()}
     types = {kind.lower() for kind in call.request.types_filter or ()}
-    mine = [
-        group
-        for group in call.state.groups.by_id.values()
-        if call.state.coordinator(CoordinatorKind.GROUP, group.id) is call.broker
-    ]
-    return ListGroupsResponse(
-        error_code=ErrorCode.NONE,
-        groups=[
-            ListGroupsResponse.ListedGroup(
-                group_id=group.id, protocol_type=group.protocol_type, group_state=group.state.value, group_type=_TYPE
-            )
-            for group in mine
-            if (not states or group.state.value.lower() in states) and (not types or _TYPE in types)
-        ],
-    )
+    listed = []
+    for group in call.state.groups.by_id.values():
+        state = group.state.value
+        is_mine = call.state.coordinator(CoordinatorKind.GROUP, group.id) is call.broker
+        if is_mine and (not states or state.lower() in states) and (not types or _TYPE in types):
+            named = {"group_id": group.id, "protocol_type": group.protocol_type}
+            listed.append(admin.ListGroupsResponse.ListedGroup(**named, group_state=state, group_type=_TYPE))
+    return admin.ListGroupsResponse(error_code=ErrorCode.NONE, groups=listed)
 
 
-LIST_GROUPS = Api(16, "ListGroups", 0, 5, ListGroupsResponse, _list_groups)
-
-
+@serves(admin.DeleteGroupsResponse, 0, 2)
 def _delete_groups(call: Call) -> Message:
     """KIP-229."""
-    results = [
-        DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=code_of(partial(_delete, call, group_id)))
-        for group_id in call.request.groups_names
-    ]
-    return DeleteGroupsResponse(results=results)
+    kind = admin.DeleteGroupsResponse.DeletableGroupResult
+    results = [kind(group_id=name, error_code=code_of(partial(_delete, call, name))) for name in call.request.groups_names]
+    return admin.DeleteGroupsResponse(results=results)
 
 
 def _delete(call: Call, group_id: str) -> None:
@@ -282,6 +247,3 @@ def _delete(call: Call, group_id: str) -> None:
     if call.state.groups.known(group_id).members:
         raise RefusedError(ErrorCode.NON_EMPTY_GROUP)
     del call.state.groups.by_id[group_id]
-
-
-DELETE_GROUPS = Api(42, "DeleteGroups", 0, 2, DeleteGroupsResponse, _delete_groups)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from headrace.testing.fake_kafka.calls import Api, Call
+from headrace.testing.fake_kafka.calls import Call, serves
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
-from headrace.testing.fake_kafka.protocol import ListOffsetsResponse, Message, OffsetForLeaderEpochResponse
+from headrace.testing.fake_kafka.protocol import Message, consumer
 from headrace.testing.fake_kafka.state.logs.cleaning import spans
 from headrace.testing.fake_kafka.state.logs.log import Log
 
-_ListOffsetsTopicAnswer = ListOffsetsResponse.ListOffsetsTopicResponse
-_ListOffsetsPartitionAnswer = _ListOffsetsTopicAnswer.ListOffsetsPartitionResponse
 _READ_COMMITTED = 1
 _LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED = -1, -2, -3, -4, -5
 _OLDEST_WITH = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9}
@@ -20,27 +18,28 @@ _OLDEST_WITH = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9}
 class _Found(NamedTuple):
     timestamp: int
     offset: int
-    epoch: int
+    leader_epoch: int
 
 
 _NOTHING = _Found(-1, -1, -1)
 
 
+@serves(consumer.ListOffsetsResponse, 1, 11)
 def _list_offsets(call: Call) -> Message:
     """Of the leader only; a timestamp after every record's answers -1.
 
     KIP-79 (by timestamp), KIP-98 (isolation), KIP-320 (epochs), KIP-405, KIP-734 (max timestamp).
     """
+    kind = consumer.ListOffsetsResponse.ListOffsetsTopicResponse
     topics = []
     for topic in call.request.topics:
-        items = [_list_offsets_answer(call, topic.name, item) for item in topic.partitions]
-        topics.append(_ListOffsetsTopicAnswer(name=topic.name, partitions=items))
-    return ListOffsetsResponse(topics=topics)
+        items = [_offset(kind.ListOffsetsPartitionResponse, call, topic.name, item) for item in topic.partitions]
+        topics.append(kind(name=topic.name, partitions=items))
+    return consumer.ListOffsetsResponse(topics=topics)
 
 
-def _list_offsets_answer(call: Call, topic: str, item: Message) -> Message:
-    code: int = ErrorCode.NONE
-    found = _NOTHING
+def _offset(kind: Message, call: Call, topic: str, item: Message) -> Message:
+    code, found = int(ErrorCode.NONE), _NOTHING
     try:
         partition = call.led_partition(topic, item.partition_index, item.current_leader_epoch)
         if item.timestamp < 0 and call.version < _OLDEST_WITH.get(item.timestamp, 0):
@@ -50,13 +49,7 @@ def _list_offsets_answer(call: Call, topic: str, item: Message) -> Message:
         found = _find(partition.log, item.timestamp, until)
     except RefusedError as error:
         code = error.code
-    return _ListOffsetsPartitionAnswer(
-        partition_index=item.partition_index,
-        error_code=code,
-        timestamp=found.timestamp,
-        offset=found.offset,
-        leader_epoch=found.epoch,
-    )
+    return kind(partition_index=item.partition_index, error_code=code, **found._asdict())
 
 
 def _find(log: Log, timestamp: int, until: int) -> _Found:
@@ -97,36 +90,22 @@ def _first_from(log: Log, timestamp: int, until: int) -> _Found:
     return _NOTHING
 
 
-LIST_OFFSETS = Api(2, "ListOffsets", 1, 11, ListOffsetsResponse, _list_offsets)
-
-
-_OffsetForLeaderEpochTopicAnswer = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
-_OffsetForLeaderEpochPartitionAnswer = _OffsetForLeaderEpochTopicAnswer.EpochEndOffset
-
-
+@serves(consumer.OffsetForLeaderEpochResponse, 2, 4)
 def _offset_for_leader_epoch(call: Call) -> Message:
     """KIP-101, KIP-279, KIP-320: by this a client finds out that the log was truncated."""
-    topics = [
-        _OffsetForLeaderEpochTopicAnswer(
-            topic=topic.topic,
-            partitions=[_offset_for_leader_epoch_answer(call, topic.topic, item) for item in topic.partitions],
-        )
-        for topic in call.request.topics
-    ]
-    return OffsetForLeaderEpochResponse(topics=topics)
+    kind = consumer.OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+    topics = []
+    for topic in call.request.topics:
+        items = [_end_of_epoch(kind.EpochEndOffset, call, topic.topic, item) for item in topic.partitions]
+        topics.append(kind(topic=topic.topic, partitions=items))
+    return consumer.OffsetForLeaderEpochResponse(topics=topics)
 
 
-def _offset_for_leader_epoch_answer(call: Call, topic: str, item: Message) -> Message:
+def _end_of_epoch(kind: Message, call: Call, topic: str, item: Message) -> Message:
+    code, epoch, end_offset = int(ErrorCode.NONE), -1, -1
     try:
-        partition = call.led_partition(topic, item.partition, item.current_leader_epoch)
-        epoch, end_offset = partition.log.epochs.end_of(item.leader_epoch, partition.log.high_watermark)
+        log = call.led_partition(topic, item.partition, item.current_leader_epoch).log
+        epoch, end_offset = log.epochs.end_of(item.leader_epoch, log.high_watermark)
     except RefusedError as error:
-        return _OffsetForLeaderEpochPartitionAnswer(
-            partition=item.partition, error_code=error.code, leader_epoch=-1, end_offset=-1
-        )
-    return _OffsetForLeaderEpochPartitionAnswer(
-        partition=item.partition, error_code=ErrorCode.NONE, leader_epoch=epoch, end_offset=end_offset
-    )
-
-
-OFFSET_FOR_LEADER_EPOCH = Api(23, "OffsetForLeaderEpoch", 2, 4, OffsetForLeaderEpochResponse, _offset_for_leader_epoch)
+        code = error.code
+    return kind(partition=item.partition, error_code=code, leader_epoch=epoch, end_offset=end_offset)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from headrace.connectors.kafka.format.record_batch import StoredBatch
-from headrace.testing.fake_kafka.api.cluster import node_endpoints
-from headrace.testing.fake_kafka.calls import Api, Call, Later
+from headrace.testing.fake_kafka.api.cluster import brokers_as
+from headrace.testing.fake_kafka.calls import Call, Later, serves
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
-from headrace.testing.fake_kafka.protocol import Message, ProduceResponse
+from headrace.testing.fake_kafka.protocol import Message, producer
 from headrace.testing.fake_kafka.state.logs.batches import check_batch, single_batch
 from headrace.testing.fake_kafka.state.logs.cleaning import spans
 from headrace.testing.fake_kafka.state.quotas import PRODUCER_RATE
 from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition, Topic
 from headrace.testing.fake_kafka.state.transactions import ProducerIdentity
 
-_TopicAnswer = ProduceResponse.TopicProduceResponse
+_TopicAnswer = producer.ProduceResponse.TopicProduceResponse
 _PartitionAnswer = _TopicAnswer.PartitionProduceResponse
 _IMPLICIT_ADDITION = 12
 _FIRST_WITH_ABORTABLE = 11
@@ -23,6 +23,7 @@ _COMPRESSION = 0x07
 _ALL_ACKS = -1
 
 
+@serves(producer.ProduceResponse, 0, 13)
 def handle(call: Call) -> Message | Later | None:
     request = call.request
     answers = []
@@ -34,10 +35,10 @@ def handle(call: Call) -> Message | Later | None:
     throttle_ms = call.state.quotas.throttle_ms(PRODUCER_RATE, call.peer.user, call.client_id, size, call.now_ms)
     if request.acks == 0:
         return None
-    response = ProduceResponse(responses=answers, throttle_time_ms=throttle_ms)
+    response = producer.ProduceResponse(responses=answers, throttle_time_ms=throttle_ms)
     moved = any(item.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER for topic in answers for item in topic.partition_responses)
     if moved:
-        response.node_endpoints, response.tags = node_endpoints(call, ProduceResponse), {"node_endpoints"}
+        response.node_endpoints, response.tags = brokers_as(producer.ProduceResponse.NodeEndpoint, call), {"node_endpoints"}
     if call.broker.isolation is not None and request.acks == _ALL_ACKS:
         return Later(lambda last: response if last else None, request.timeout_ms)  # for replicas that do not answer
     return response
@@ -131,14 +132,14 @@ def _check_transaction(call: Call, topic: str, index: int, batch: StoredBatch) -
     """KIP-890: a transactional write belongs to an open transaction; under version 2 it starts it, or joins it."""
     if not batch.is_transactional:
         return
-    producer = ProducerIdentity(batch.producer_id, batch.producer_epoch)
+    sender = ProducerIdentity(batch.producer_id, batch.producer_epoch)
     transactional_id = call.request.transactional_id
     transactions = call.state.transactions
     try:
         if call.version >= _IMPLICIT_ADDITION:
-            transactions.add(transactional_id, producer, [(topic, index)], call.now_ms, version=2)
+            transactions.add(transactional_id, sender, [(topic, index)], call.now_ms, version=2)
         else:
-            transactions.verify(transactional_id, producer, (topic, index))
+            transactions.verify(transactional_id, sender, (topic, index))
     except RefusedError as error:
         raise RefusedError(_as_produce_says(error.code, call.version), error.message) from None
 
@@ -151,6 +152,3 @@ def _as_produce_says(code: int, version: int) -> int:
     if code == ErrorCode.CONCURRENT_TRANSACTIONS and version < _IMPLICIT_ADDITION:
         return ErrorCode.NOT_ENOUGH_REPLICAS
     return code
-
-
-PRODUCE = Api(0, "Produce", 0, 13, ProduceResponse, handle)

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from headrace.testing.fake_kafka.calls import Api, Call
-from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
-from headrace.testing.fake_kafka.protocol import Message, SaslAuthenticateResponse, SaslHandshakeResponse
+from functools import partial
+
+from headrace.testing.fake_kafka.calls import Call, serves
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError, code_of
+from headrace.testing.fake_kafka.protocol import Message, sasl
 from headrace.testing.fake_kafka.state.users import SaslExchange, begin_exchange
 
 
+@serves(sasl.SaslHandshakeResponse, 1, 1)
 def _sasl_handshake(call: Call) -> Message:
     """KIP-43, KIP-152 (version 1: the rest of the exchange is of Kafka's own requests)."""
-    try:
-        call.admit()
-        if not call.state.users.must_log_in:
-            raise RefusedError(ErrorCode.ILLEGAL_SASL_STATE)
-        call.peer.exchange = begin_exchange(call.request.mechanism, call.state.users)
-    except RefusedError as error:
-        return SaslHandshakeResponse(error_code=error.code, mechanisms=call.state.users.mechanisms)
-    return SaslHandshakeResponse(error_code=ErrorCode.NONE, mechanisms=call.state.users.mechanisms)
+    return sasl.SaslHandshakeResponse(error_code=code_of(partial(_begin, call)), mechanisms=call.state.users.mechanisms)
 
 
-SASL_HANDSHAKE = Api(17, "SaslHandshake", 1, 1, SaslHandshakeResponse, _sasl_handshake)
+def _begin(call: Call) -> None:
+    call.admit()
+    if not call.state.users.must_log_in:
+        raise RefusedError(ErrorCode.ILLEGAL_SASL_STATE)
+    call.peer.exchange = begin_exchange(call.request.mechanism, call.state.users)
 
 
+@serves(sasl.SaslAuthenticateResponse, 0, 2)
 def _sasl_authenticate(call: Call) -> Message:
     """KIP-152, KIP-368 (sessions as `connections.max.reauth.ms` says; tokens have no lifetime here)."""
     try:
@@ -33,13 +34,13 @@ def _sasl_authenticate(call: Call) -> Message:
         said = _answer(call, call.request.auth_bytes)
         _check_unchanged(call, exchange)
     except RefusedError as error:
-        return SaslAuthenticateResponse(error_code=error.code, error_message=error.message, auth_bytes=b"")
+        return sasl.SaslAuthenticateResponse(error_code=error.code, error_message=error.message, auth_bytes=b"")
     lifetime_ms = 0
     if exchange.user is not None:
         call.peer.user, call.peer.is_authenticated, call.peer.exchange = exchange.user, True, None
         lifetime_ms = max(0, int(call.state.config["connections.max.reauth.ms"]))
         call.peer.session_ends_ms = call.now_ms + lifetime_ms if lifetime_ms else None
-    return SaslAuthenticateResponse(
+    return sasl.SaslAuthenticateResponse(
         error_code=ErrorCode.NONE, error_message=None, auth_bytes=said, session_lifetime_ms=lifetime_ms
     )
 
@@ -60,6 +61,3 @@ def _answer(call: Call, message: bytes) -> bytes:
         return exchange.answer(bytes(message))
     except (ValueError, KeyError, IndexError) as error:  # not of the mechanism's form
         raise exchange.refuse() from error
-
-
-SASL_AUTHENTICATE = Api(36, "SaslAuthenticate", 0, 2, SaslAuthenticateResponse, _sasl_authenticate)

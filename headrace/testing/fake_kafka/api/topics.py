@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
-from headrace.testing.fake_kafka.calls import Api, Call
-from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
-from headrace.testing.fake_kafka.protocol import (
-    CreatePartitionsResponse,
-    CreateTopicsResponse,
-    DeleteRecordsResponse,
-    DeleteTopicsResponse,
-    ElectLeadersResponse,
-    Message,
-)
-from headrace.testing.fake_kafka.state.configs import TOPIC_CONFIGS, check_topic_config, topic_setting
-from headrace.testing.fake_kafka.state.topics import Partition, Topic, check_name
+from functools import partial
 
-_CreateTopicsAnswer = CreateTopicsResponse.CreatableTopicResult
+from headrace.testing.fake_kafka.calls import Call, serves
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError, outcome_of
+from headrace.testing.fake_kafka.protocol import Message, admin
+from headrace.testing.fake_kafka.state.configs import TOPIC_CONFIGS, check_topic_config, topic_setting
+from headrace.testing.fake_kafka.state.topics import Partition, Topic, check_name, placed
+
 _DEFAULT = -1
 _OF_TOPIC, _OF_DEFAULTS = 1, 5  # DescribeConfigsResponse.ConfigSource
 
 
+@serves(admin.CreateTopicsResponse, 2, 7)
 def _create_topics(call: Call) -> Message:
     """KIP-4, KIP-525 (configs in the answer), KIP-516 (topic ids)."""
-    return CreateTopicsResponse(topics=[_create_topics_answer(call, item) for item in call.request.topics])
+    return admin.CreateTopicsResponse(topics=[_created(call, item) for item in call.request.topics])
 
 
-def _create_topics_answer(call: Call, item: Message) -> Message:
+def _created(call: Call, item: Message) -> Message:
+    kind = admin.CreateTopicsResponse.CreatableTopicResult
     try:
         call.admit(item.name)
         topic = _create(call, item)
     except RefusedError as error:
-        return _CreateTopicsAnswer(name=item.name, error_code=error.code, error_message=error.message, configs=None)
-    return _CreateTopicsAnswer(
+        return kind(name=item.name, error_code=error.code, error_message=error.message, configs=None)
+    configs = [
+        kind.CreatableTopicConfigs(
+            name=name,
+            value=topic_setting(name, topic.configs, call.state.config),
+            config_source=_OF_TOPIC if name in topic.configs else _OF_DEFAULTS,
+        )
+        for name in TOPIC_CONFIGS
+    ]
+    return kind(
         name=topic.name,
         topic_id=topic.id,
         error_code=ErrorCode.NONE,
         error_message=None,
         num_partitions=len(topic.partitions),
         replication_factor=len(topic.partitions[0].replicas),
-        configs=_configs(call, topic),
+        configs=configs,
     )
 
 
@@ -70,43 +74,23 @@ def _assigned(call: Call, item: Message) -> list[Partition]:
     for index, replicas in by_index.items():
         if index not in range(len(by_index)) or not replicas or len(set(replicas)) < len(replicas) or set(replicas) - known:
             raise RefusedError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Partition {index} cannot be at brokers {replicas}.")
-    return [
-        Partition(item.name, index, by_index[index], list(by_index[index]), by_index[index][0]) for index in sorted(by_index)
-    ]
+    return [placed(item.name, index, by_index[index]) for index in sorted(by_index)]
 
 
-def _configs(call: Call, topic: Topic) -> list[Message]:
-    return [
-        _CreateTopicsAnswer.CreatableTopicConfigs(
-            name=name,
-            value=topic_setting(name, topic.configs, call.state.config),
-            config_source=_OF_TOPIC if name in topic.configs else _OF_DEFAULTS,
-        )
-        for name in TOPIC_CONFIGS
-    ]
-
-
-CREATE_TOPICS = Api(19, "CreateTopics", 2, 7, CreateTopicsResponse, _create_topics)
-
-
-_CreatePartitionsAnswer = CreatePartitionsResponse.CreatePartitionsTopicResult
-
-
+@serves(admin.CreatePartitionsResponse, 0, 3)
 def _create_partitions(call: Call) -> Message:
     """KIP-195."""
-    return CreatePartitionsResponse(results=[_create_partitions_answer(call, item) for item in call.request.topics])
+    kind = admin.CreatePartitionsResponse.CreatePartitionsTopicResult
+    results = [kind(name=item.name, **outcome_of(partial(_grow, call, item))) for item in call.request.topics]
+    return admin.CreatePartitionsResponse(results=results)
 
 
-def _create_partitions_answer(call: Call, item: Message) -> Message:
-    try:
-        call.admit(item.name)
-        topic = call.topic(item.name)
-        added = _added(call, topic, item)
-    except RefusedError as error:
-        return _CreatePartitionsAnswer(name=item.name, error_code=error.code, error_message=error.message)
+def _grow(call: Call, item: Message) -> None:
+    call.admit(item.name)
+    topic = call.topic(item.name)
+    added = _added(call, topic, item)
     if not call.request.validate_only:
         topic.partitions += added
-    return _CreatePartitionsAnswer(name=item.name, error_code=ErrorCode.NONE, error_message=None)
 
 
 def _added(call: Call, topic: Topic, item: Message) -> list[Partition]:
@@ -119,52 +103,48 @@ def _added(call: Call, topic: Topic, item: Message) -> list[Partition]:
     replicas = [list(each.broker_ids) for each in item.assignments]
     if len(replicas) != item.count - have or any(not each or set(each) - set(call.state.brokers) for each in replicas):
         raise RefusedError(ErrorCode.INVALID_REPLICA_ASSIGNMENT)
-    return [Partition(topic.name, have + at, each, list(each), each[0]) for at, each in enumerate(replicas)]
+    return [placed(topic.name, have + at, each) for at, each in enumerate(replicas)]
 
 
-CREATE_PARTITIONS = Api(37, "CreatePartitions", 0, 3, CreatePartitionsResponse, _create_partitions)
-
-
-_DeleteTopicsAnswer = DeleteTopicsResponse.DeletableTopicResult
 _BY_ID = 6
 
 
+@serves(admin.DeleteTopicsResponse, 1, 6)
 def _delete_topics(call: Call) -> Message:
     """KIP-4, KIP-516 (by id, version 6)."""
     if call.version >= _BY_ID:
-        return DeleteTopicsResponse(responses=[_delete(call, item.name, item.topic_id) for item in call.request.topics])
-    return DeleteTopicsResponse(responses=[_delete(call, name, None) for name in call.request.topic_names])
+        return admin.DeleteTopicsResponse(responses=[_delete(call, item.name, item.topic_id) for item in call.request.topics])
+    return admin.DeleteTopicsResponse(responses=[_delete(call, name, None) for name in call.request.topic_names])
 
 
 def _delete(call: Call, name: str | None, topic_id: Message) -> Message:
+    kind = admin.DeleteTopicsResponse.DeletableTopicResult
     by_id = topic_id if topic_id is not None and topic_id.int else None
     try:
         call.admit(name)
         topic = call.topic(name or "", by_id)
         call.state.delete_topic(topic)
     except RefusedError as error:
-        return _DeleteTopicsAnswer(name=name, topic_id=topic_id, error_code=error.code, error_message=error.message)
-    return _DeleteTopicsAnswer(name=topic.name, topic_id=topic.id, error_code=ErrorCode.NONE)
+        return kind(name=name, topic_id=topic_id, error_code=error.code, error_message=error.message)
+    return kind(name=topic.name, topic_id=topic.id, error_code=ErrorCode.NONE)
 
 
-DELETE_TOPICS = Api(20, "DeleteTopics", 1, 6, DeleteTopicsResponse, _delete_topics)
-
-
-_DeleteRecordsTopicAnswer = DeleteRecordsResponse.DeleteRecordsTopicResult
-_PartitionAnswer = _DeleteRecordsTopicAnswer.DeleteRecordsPartitionResult
 _HIGH_WATERMARK = -1
 
 
+@serves(admin.DeleteRecordsResponse, 0, 2)
 def _delete_records(call: Call) -> Message:
     """Everything before an offset, -1 being the high watermark. KIP-107."""
+    kind = admin.DeleteRecordsResponse.DeleteRecordsTopicResult
     topics = []
     for topic in call.request.topics:
-        items = [_delete_records_answer(call, topic.name, item) for item in topic.partitions]
-        topics.append(_DeleteRecordsTopicAnswer(name=topic.name, partitions=items))
-    return DeleteRecordsResponse(topics=topics)
+        items = [_shortened(kind.DeleteRecordsPartitionResult, call, topic.name, item) for item in topic.partitions]
+        topics.append(kind(name=topic.name, partitions=items))
+    return admin.DeleteRecordsResponse(topics=topics)
 
 
-def _delete_records_answer(call: Call, topic: str, item: Message) -> Message:
+def _shortened(kind: Message, call: Call, topic: str, item: Message) -> Message:
+    code, start = int(ErrorCode.NONE), -1
     try:
         log = call.led_partition(topic, item.partition_index).log
         if "delete" not in call.state.setting("cleanup.policy", topic):
@@ -173,17 +153,13 @@ def _delete_records_answer(call: Call, topic: str, item: Message) -> Message:
         if not 0 <= offset <= log.high_watermark:
             raise RefusedError(ErrorCode.OFFSET_OUT_OF_RANGE)
         log.delete_before(offset)
+        start = log.start_offset
     except RefusedError as error:
-        return _PartitionAnswer(partition_index=item.partition_index, low_watermark=-1, error_code=error.code)
-    return _PartitionAnswer(partition_index=item.partition_index, low_watermark=log.start_offset, error_code=ErrorCode.NONE)
+        code = error.code
+    return kind(partition_index=item.partition_index, low_watermark=start, error_code=code)
 
 
-DELETE_RECORDS = Api(21, "DeleteRecords", 0, 2, DeleteRecordsResponse, _delete_records)
-
-
-_ElectLeadersTopicAnswer = ElectLeadersResponse.ReplicaElectionResult
-
-
+@serves(admin.ElectLeadersResponse, 0, 2)
 def _elect_leaders(call: Call) -> Message:
     """KIP-183 (the preferred leader), KIP-460."""
     call.admit()
@@ -192,30 +168,19 @@ def _elect_leaders(call: Call) -> Message:
         asked = [(topic.name, [partition.index for partition in topic.partitions]) for topic in call.state.topics]
     else:
         asked = [(topic.topic, list(topic.partitions)) for topic in wanted]
-    answers = [
-        _ElectLeadersTopicAnswer(topic=name, partition_result=[_elect_leaders_answer(call, name, each) for each in indexes])
-        for name, indexes in asked
-    ]
-    return ElectLeadersResponse(error_code=ErrorCode.NONE, replica_election_results=answers)
+    kind = admin.ElectLeadersResponse.ReplicaElectionResult
+    answers = []
+    for name, indexes in asked:
+        found = [kind.PartitionResult(partition_id=each, **outcome_of(partial(_elect, call, name, each))) for each in indexes]
+        answers.append(kind(topic=name, partition_result=found))
+    return admin.ElectLeadersResponse(error_code=ErrorCode.NONE, replica_election_results=answers)
 
 
-def _elect_leaders_answer(call: Call, topic: str, index: int) -> Message:
-    code: int = ErrorCode.NONE
-    said = None
-    try:
-        _elect(call.partition(topic, index))
-    except RefusedError as error:
-        code, said = error.code, error.message
-    return _ElectLeadersTopicAnswer.PartitionResult(partition_id=index, error_code=code, error_message=said)
-
-
-def _elect(partition: Partition) -> None:
+def _elect(call: Call, topic: str, index: int) -> None:
+    partition = call.partition(topic, index)
     preferred = partition.replicas[0]
     if partition.leader == preferred:
         raise RefusedError(ErrorCode.ELECTION_NOT_NEEDED)
     if preferred not in partition.isr:
         raise RefusedError(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE)
     partition.lead(preferred)
-
-
-ELECT_LEADERS = Api(43, "ElectLeaders", 0, 2, ElectLeadersResponse, _elect_leaders)

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind
-from headrace.testing.fake_kafka.calls import Api, Call
-from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
-from headrace.testing.fake_kafka.protocol import (
-    AddOffsetsToTxnResponse,
-    AddPartitionsToTxnResponse,
-    DescribeProducersResponse,
-    DescribeTransactionsResponse,
-    EndTxnResponse,
-    InitProducerIdResponse,
-    ListTransactionsResponse,
-    Message,
-)
+from headrace.testing.fake_kafka.calls import Call, serves
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError, code_of
+from headrace.testing.fake_kafka.protocol import Message, admin, producer
 from headrace.testing.fake_kafka.state.brokers import coordinator_partition
 from headrace.testing.fake_kafka.state.cluster import OFFSETS_TOPIC
-from headrace.testing.fake_kafka.state.logs.producers import ProducerState
 from headrace.testing.fake_kafka.state.transactions import (
     NO_EPOCH,
     NO_PRODUCER_ID,
@@ -29,74 +20,71 @@ from headrace.testing.fake_kafka.state.transactions import (
 )
 
 
+@serves(producer.InitProducerIdResponse, 0, 5)
 def _init_producer_id(call: Call) -> Message:
     """A new producer id, or the transactional id's with its next epoch.
 
     KIP-98, KIP-360 (a producer bumps its own epoch), KIP-890.
     """
+    code, found = int(ErrorCode.NONE), ProducerIdentity(NO_PRODUCER_ID, NO_EPOCH)
     try:
-        return _init(call)
+        found = _init(call)
     except RefusedError as error:
-        return InitProducerIdResponse(error_code=error.code, producer_id=NO_PRODUCER_ID, producer_epoch=NO_EPOCH)
+        code = error.code
+    return producer.InitProducerIdResponse(error_code=code, producer_id=found.id, producer_epoch=found.epoch)
 
 
-def _init(call: Call) -> Message:
+def _init(call: Call) -> ProducerIdentity:
     call.admit()
-    request = call.request
-    transactions = call.state.transactions
+    request, transactions = call.request, call.state.transactions
     if request.transactional_id is None:
-        return InitProducerIdResponse(error_code=ErrorCode.NONE, producer_id=transactions.new_producer_id(), producer_epoch=0)
+        return ProducerIdentity(transactions.new_producer_id(), 0)
     if (request.producer_id == NO_PRODUCER_ID) != (request.producer_epoch == NO_EPOCH):
         raise RefusedError(ErrorCode.INVALID_REQUEST)
     call.state.check_coordinator(call.broker, CoordinatorKind.TRANSACTION, request.transactional_id)
-    expected = None
-    if request.producer_id != NO_PRODUCER_ID:
-        expected = ProducerIdentity(request.producer_id, request.producer_epoch)
-    found = transactions.init(request.transactional_id, request.transaction_timeout_ms, expected, call.now_ms)
-    return InitProducerIdResponse(error_code=ErrorCode.NONE, producer_id=found.id, producer_epoch=found.epoch)
+    expected = None if request.producer_id == NO_PRODUCER_ID else _sender(request)
+    return transactions.init(request.transactional_id, request.transaction_timeout_ms, expected, call.now_ms)
 
 
-INIT_PRODUCER_ID = Api(22, "InitProducerId", 0, 5, InitProducerIdResponse, _init_producer_id)
+def _sender(request: Message) -> ProducerIdentity:
+    return ProducerIdentity(request.producer_id, request.producer_epoch)
 
 
-_AddPartitionsToTxnTopicAnswer = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
-_AddPartitionsToTxnPartitionAnswer = _AddPartitionsToTxnTopicAnswer.AddPartitionsToTxnPartitionResult
+_NOT_ATTEMPTED = 55
 
 
+@serves(producer.AddPartitionsToTxnResponse, 0, 3)
 def _add_partitions_to_txn(call: Call) -> Message:
     """All of them, or none: one that does not exist keeps the others out (OPERATION_NOT_ATTEMPTED, 55).
 
     KIP-98. Versions from 4 on are for brokers among themselves (KIP-890).
     """
-    request = call.request
-    wanted = [(topic.name, index) for topic in request.v3_and_below_topics for index in topic.partitions]
-    codes = _codes(call, wanted)
+    asked = call.request.v3_and_below_topics
+    codes = _codes(call, [(topic.name, index) for topic in asked for index in topic.partitions])
+    kind = producer.AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
+    of_one = kind.AddPartitionsToTxnPartitionResult
     topics = []
-    for topic in request.v3_and_below_topics:
-        items = [
-            _AddPartitionsToTxnPartitionAnswer(partition_index=index, partition_error_code=codes[topic.name, index])
-            for index in topic.partitions
-        ]
-        topics.append(_AddPartitionsToTxnTopicAnswer(name=topic.name, results_by_partition=items))
-    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
+    for topic in asked:
+        items = [of_one(partition_index=index, partition_error_code=codes[topic.name, index]) for index in topic.partitions]
+        topics.append(kind(name=topic.name, results_by_partition=items))
+    return producer.AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
 
 
 def _codes(call: Call, wanted: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
     missing = {key for key in wanted if not _exists(call, key)}
     if missing:
-        refused = {key: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if key in missing else _NOT_ATTEMPTED for key in wanted}
-        return {key: int(code) for key, code in refused.items()}
+        return {key: int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) if key in missing else _NOT_ATTEMPTED for key in wanted}
+    return dict.fromkeys(wanted, code_of(partial(_add, call, wanted)))
+
+
+def _add(call: Call, wanted: list[tuple[str, int]]) -> None:
+    for topic, index in wanted:
+        call.admit(topic, index)
     request = call.request
-    producer = ProducerIdentity(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
-    try:
-        for topic, index in wanted:
-            call.admit(topic, index)
-        transactional_id = request.v3_and_below_transactional_id
-        call.state.check_coordinator(call.broker, CoordinatorKind.TRANSACTION, transactional_id)
-        call.state.transactions.add(transactional_id, producer, wanted, call.now_ms)
-    except RefusedError as error:
-        return dict.fromkeys(wanted, int(error.code))
-    return dict.fromkeys(wanted, 0)
+    transactional_id = request.v3_and_below_transactional_id
+    call.state.check_coordinator(call.broker, CoordinatorKind.TRANSACTION, transactional_id)
+    sender = ProducerIdentity(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
+    call.state.transactions.add(transactional_id, sender, wanted, call.now_ms)
 
 
 def _exists(call: Call, key: tuple[str, int]) -> bool:
@@ -104,11 +92,7 @@ def _exists(call: Call, key: tuple[str, int]) -> bool:
     return topic is not None and 0 <= key[1] < len(topic.partitions)
 
 
-_NOT_ATTEMPTED = 55
-
-ADD_PARTITIONS_TO_TXN = Api(24, "AddPartitionsToTxn", 0, 3, AddPartitionsToTxnResponse, _add_partitions_to_txn)
-
-
+@serves(producer.AddOffsetsToTxnResponse, 0, 4)
 def _add_offsets_to_txn(call: Call) -> Message:
     """KIP-98."""
     call.admit()
@@ -116,42 +100,34 @@ def _add_offsets_to_txn(call: Call) -> Message:
     if not request.group_id:
         raise RefusedError(ErrorCode.INVALID_GROUP_ID)
     call.state.check_coordinator(call.broker, CoordinatorKind.TRANSACTION, request.transactional_id)
-    producer = ProducerIdentity(request.producer_id, request.producer_epoch)
     partition = (OFFSETS_TOPIC, coordinator_partition(request.group_id))
-    call.state.transactions.add(request.transactional_id, producer, [partition], call.now_ms)
-    return AddOffsetsToTxnResponse(error_code=ErrorCode.NONE)
-
-
-ADD_OFFSETS_TO_TXN = Api(25, "AddOffsetsToTxn", 0, 4, AddOffsetsToTxnResponse, _add_offsets_to_txn)
+    call.state.transactions.add(request.transactional_id, _sender(request), [partition], call.now_ms)
+    return producer.AddOffsetsToTxnResponse(error_code=ErrorCode.NONE)
 
 
 _SECOND_PROTOCOL = 5
 
 
+@serves(producer.EndTxnResponse, 0, 5)
 def _end_txn(call: Call) -> Message:
     """Commit or abort. KIP-98, and from version 5 on KIP-890: the producer continues with the next epoch."""
     call.admit()
     request = call.request
     call.state.check_coordinator(call.broker, CoordinatorKind.TRANSACTION, request.transactional_id)
-    producer = ProducerIdentity(request.producer_id, request.producer_epoch)
     version = 2 if call.version >= _SECOND_PROTOCOL else 0
-    found = call.state.transactions.end(
-        request.transactional_id, producer, version, call.now_ms, commit=bool(request.committed)
-    )
-    return EndTxnResponse(error_code=ErrorCode.NONE, producer_id=found.id, producer_epoch=found.epoch)
+    ending, commit = call.state.transactions, bool(request.committed)
+    found = ending.end(request.transactional_id, _sender(request), version, call.now_ms, commit=commit)
+    return producer.EndTxnResponse(error_code=ErrorCode.NONE, producer_id=found.id, producer_epoch=found.epoch)
 
 
-END_TXN = Api(26, "EndTxn", 0, 5, EndTxnResponse, _end_txn)
+_Answer = admin.DescribeTransactionsResponse.TransactionState
 
 
-_Answer = DescribeTransactionsResponse.TransactionState
-
-
+@serves(admin.DescribeTransactionsResponse, 0, 0)
 def _describe_transactions(call: Call) -> Message:
     """KIP-664."""
-    return DescribeTransactionsResponse(
-        transaction_states=[_describe_transactions_answer(call, each) for each in call.request.transactional_ids]
-    )
+    answers = [_describe_transactions_answer(call, each) for each in call.request.transactional_ids]
+    return admin.DescribeTransactionsResponse(transaction_states=answers)
 
 
 def _describe_transactions_answer(call: Call, transactional_id: str) -> Message:
@@ -184,9 +160,7 @@ def _describe_transactions_described(known: TransactionMetadata) -> Message:
     )
 
 
-DESCRIBE_TRANSACTIONS = Api(65, "DescribeTransactions", 0, 0, DescribeTransactionsResponse, _describe_transactions)
-
-
+@serves(admin.ListTransactionsResponse, 0, 2)
 def _list_transactions(call: Call) -> Message:
     """Those that every filter lets through; a pattern has to match the whole id.
 
@@ -197,22 +171,15 @@ def _list_transactions(call: Call) -> Message:
     if not call.broker.is_member:
         raise RefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     names = {state.value for state in TransactionState}
-    mine = [
-        each
-        for each in call.state.transactions.by_id.values()
-        if call.state.coordinator(CoordinatorKind.TRANSACTION, each.transactional_id) is call.broker
-    ]
-    return ListTransactionsResponse(
-        error_code=ErrorCode.NONE,
-        unknown_state_filters=[state for state in request.state_filters if state not in names],
-        transaction_states=[
-            ListTransactionsResponse.TransactionState(
-                transactional_id=each.transactional_id, producer_id=each.producer.id, transaction_state=each.state.value
-            )
-            for each in mine
-            if _is_wanted(call, each)
-        ],
-    )
+    kind = admin.ListTransactionsResponse.TransactionState
+    listed = []
+    for each in call.state.transactions.by_id.values():
+        is_mine = call.state.coordinator(CoordinatorKind.TRANSACTION, each.transactional_id) is call.broker
+        if is_mine and _is_wanted(call, each):
+            named = {"transactional_id": each.transactional_id, "producer_id": each.producer.id}
+            listed.append(kind(**named, transaction_state=each.state.value))
+    unknown = [state for state in request.state_filters if state not in names]
+    return admin.ListTransactionsResponse(error_code=ErrorCode.NONE, unknown_state_filters=unknown, transaction_states=listed)
 
 
 def _is_wanted(call: Call, known: TransactionMetadata) -> bool:
@@ -235,42 +202,31 @@ def _matches(pattern: str | None, transactional_id: str) -> bool:
         raise RefusedError(ErrorCode.INVALID_REGULAR_EXPRESSION, str(error)) from error
 
 
-LIST_TRANSACTIONS = Api(66, "ListTransactions", 0, 2, ListTransactionsResponse, _list_transactions)
-
-
-_DescribeProducersTopicAnswer = DescribeProducersResponse.TopicResponse
-_DescribeProducersPartitionAnswer = _DescribeProducersTopicAnswer.PartitionResponse
-
-
+@serves(admin.DescribeProducersResponse, 0, 0)
 def _describe_producers(call: Call) -> Message:
     """KIP-664, what a partition remembers of the producers that wrote to it."""
+    kind = admin.DescribeProducersResponse.TopicResponse
     topics = []
     for topic in call.request.topics:
-        items = [_describe_producers_answer(call, topic.name, index) for index in topic.partition_indexes]
-        topics.append(_DescribeProducersTopicAnswer(name=topic.name, partitions=items))
-    return DescribeProducersResponse(topics=topics)
+        items = [_producers(kind.PartitionResponse, call, topic.name, index) for index in topic.partition_indexes]
+        topics.append(kind(name=topic.name, partitions=items))
+    return admin.DescribeProducersResponse(topics=topics)
 
 
-def _describe_producers_answer(call: Call, topic: str, index: int) -> Message:
+def _producers(kind: Message, call: Call, topic: str, index: int) -> Message:
     try:
         log = call.led_partition(topic, index).log
     except RefusedError as error:
-        return _DescribeProducersPartitionAnswer(
-            partition_index=index, error_code=error.code, error_message=error.message, active_producers=[]
+        return kind(partition_index=index, error_code=error.code, error_message=error.message, active_producers=[])
+    found = [
+        kind.ProducerState(
+            producer_id=producer_id,
+            producer_epoch=state.epoch,
+            last_sequence=state.last_sequence,
+            last_timestamp=state.last_timestamp_ms,
+            coordinator_epoch=state.coordinator_epoch,
+            current_txn_start_offset=-1 if state.transaction_start is None else state.transaction_start,
         )
-    found = [_describe_producers_described(number, state) for number, state in sorted(log.producers.states.items())]
-    return _DescribeProducersPartitionAnswer(partition_index=index, error_code=ErrorCode.NONE, active_producers=found)
-
-
-def _describe_producers_described(producer_id: int, state: ProducerState) -> Message:
-    return _DescribeProducersPartitionAnswer.ProducerState(
-        producer_id=producer_id,
-        producer_epoch=state.epoch,
-        last_sequence=state.last_sequence,
-        last_timestamp=state.last_timestamp_ms,
-        coordinator_epoch=state.coordinator_epoch,
-        current_txn_start_offset=-1 if state.transaction_start is None else state.transaction_start,
-    )
-
-
-DESCRIBE_PRODUCERS = Api(61, "DescribeProducers", 0, 0, DescribeProducersResponse, _describe_producers)
+        for producer_id, state in sorted(log.producers.states.items())
+    ]
+    return kind(partition_index=index, error_code=ErrorCode.NONE, active_producers=found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.testing.fake_kafka.state.sessions import FetchSessions
-from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition, TopicTable
+from headrace.testing.fake_kafka.state.topics import TopicTable
 
 HOST = "127.0.0.1"
 _SMALLEST = -(1 << 31)
@@ -34,22 +34,6 @@ class BrokerState:
     @property
     def is_member(self) -> bool:
         return self.is_running and self.isolation is None
-
-
-def elect(partition: Partition, members: set[int]) -> None:
-    """What the controller does for a partition when brokers come or go: ISR, and a leader out of it (clean election)."""
-    present = [broker for broker in partition.isr if broker in members]
-    if present:
-        partition.isr = present
-    if partition.leader in members:
-        partition.isr += [each for each in partition.replicas if each in members and each not in partition.isr]
-        return
-    candidates = [broker for broker in partition.replicas if broker in present]
-    if candidates:
-        partition.lead(candidates[0])
-        partition.isr += [each for each in partition.replicas if each in members and each not in partition.isr]
-    elif partition.leader != NO_LEADER:
-        partition.lead(NO_LEADER)
 
 
 def coordinator_partition(key: str, partitions: int = COORDINATOR_PARTITIONS) -> int:

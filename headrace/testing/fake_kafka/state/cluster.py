@@ -11,13 +11,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.testing.fake_kafka.clock import Clock
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.state import configs
-from headrace.testing.fake_kafka.state.brokers import (
-    COORDINATOR_PARTITIONS,
-    BrokerState,
-    IsolatedView,
-    coordinator_partition,
-    elect,
-)
+from headrace.testing.fake_kafka.state.brokers import COORDINATOR_PARTITIONS, BrokerState, IsolatedView, coordinator_partition
 from headrace.testing.fake_kafka.state.groups import GroupCoordinator
 from headrace.testing.fake_kafka.state.logs.batches import read_batch, record_batch
 from headrace.testing.fake_kafka.state.logs.cleaning import apply_retention
@@ -30,7 +24,8 @@ from headrace.testing.fake_kafka.state.users import Users
 OFFSETS_TOPIC = "__consumer_offsets"
 _INTERNAL = {CoordinatorKind.GROUP: OFFSETS_TOPIC, CoordinatorKind.TRANSACTION: "__transaction_state"}
 TRANSACTION_VERSION = "transaction.version"
-_FEATURES = {TRANSACTION_VERSION: (0, 2), "group.version": (0, 1), "metadata.version": (7, 27)}
+# Each with its lowest and highest level.
+FEATURES = {TRANSACTION_VERSION: (0, 2), "group.version": (0, 1), "metadata.version": (7, 27)}
 
 
 class ClusterState:
@@ -94,7 +89,7 @@ class ClusterState:
     def elect(self) -> None:
         members = {broker.id for broker in self.members()}
         for partition in self.topics.partitions():
-            elect(partition, members)
+            partition.elect(members)
 
     def check_coordinator(self, broker: BrokerState, kind: CoordinatorKind, key: str) -> None:
         """Raise NOT_COORDINATOR, or for a broker that is isolated COORDINATOR_NOT_AVAILABLE."""
@@ -119,7 +114,7 @@ class ClusterState:
 
     def commit_offsets(self, group_id: str, offsets: Mapping[tuple[str, int], OffsetAndMetadata]) -> None:
         """At once, and kept in __consumer_offsets for clients that read that."""
-        self.groups.get_or_create(group_id).offsets.commit(offsets)
+        self.groups.get_or_create(group_id).offsets.committed.update(offsets)
         if offsets:
             now = self.clock.now_ms()
             records = [offset_record(group_id, partition, committed, now) for partition, committed in offsets.items()]
@@ -142,13 +137,16 @@ class ClusterState:
         if not 1 <= replicas <= len(brokers):
             said = f"Unable to replicate the partition {replicas} time(s): only {len(brokers)} broker(s) are registered."
             raise RefusedError(ErrorCode.INVALID_REPLICATION_FACTOR, said)
-        return [placed(topic, index, brokers, replicas) for index in range(first, first + count)]
+        chosen = {
+            index: [brokers[(index + step) % len(brokers)] for step in range(replicas)] for index in range(first, first + count)
+        }
+        return [placed(topic, index, at) for index, at in chosen.items()]
 
     def delete_topic(self, topic: Topic) -> None:
         del self.topics.by_name[topic.name]
         for group in self.groups.by_id.values():
             for index in range(len(topic.partitions)):
-                group.offsets.forget((topic.name, index))
+                group.offsets.committed.pop((topic.name, index), None)
 
     def setting(self, name: str, topic: str) -> str:
         """The setting in force for a topic. Raises UNKNOWN_TOPIC_OR_PARTITION."""
@@ -158,17 +156,13 @@ class ClusterState:
 
     def update_feature(self, name: str, level: int) -> None:
         """UpdateFeatures (57). Raises INVALID_UPDATE_VERSION for what this broker cannot."""
-        low, high = _FEATURES.get(name, (0, -1))
+        low, high = FEATURES.get(name, (0, -1))
         if not low <= level <= high:
             said = f"Could not apply finalized feature update: the feature {name} does not support level {level}."
             raise RefusedError(ErrorCode.INVALID_UPDATE_VERSION, said)
         self.features[name] = level
         if name == TRANSACTION_VERSION:
             self.transactions.server_version = level
-
-    def supported_features(self) -> Mapping[str, tuple[int, int]]:
-        """Each with its lowest and highest level."""
-        return _FEATURES
 
     # --- the end of transactions ----------------------------------------------------------------------------------------
 
@@ -202,7 +196,7 @@ class ClusterState:
 
     def due_ms(self) -> int | None:
         """When `tick` will have something to do, but for retention."""
-        transactions = self.transactions.due_ms()
+        transactions = self.transactions.look_from_ms
         groups = (due for group in self.groups.by_id.values() for due in group.due_ms())
         return min((*groups, *(() if transactions is None else (transactions,))), default=None)
 
@@ -212,7 +206,6 @@ class ClusterState:
         for topic in self.topics:
             if "delete" not in self.setting("cleanup.policy", topic.name):
                 continue
-            limits = (int(self.setting(name, topic.name)) for name in ("retention.ms", "retention.bytes"))
-            age, size = limits
+            age, size = (int(self.setting(name, topic.name)) for name in ("retention.ms", "retention.bytes"))
             for partition in topic.partitions:
                 apply_retention(partition.log, age, size, self._retention_checked_ms)

@@ -292,7 +292,6 @@ class GroupCoordinator:
     """All groups of the cluster."""
 
     def __init__(self) -> None:
-        """No groups yet."""
         self.by_id: dict[str, Group] = {}
 
     def known(self, group_id: str) -> Group:
@@ -309,6 +308,5 @@ class GroupCoordinator:
         return self.by_id.setdefault(group_id, Group(group_id))
 
     def expire(self, now_ms: int) -> bool:
-        """See `Group.expire`."""
         changed = [group for group in self.by_id.values() if group.expire(now_ms)]
         return bool(changed)

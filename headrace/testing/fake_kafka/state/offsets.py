@@ -24,13 +24,8 @@ class GroupOffsets:
     """The committed offsets of one group."""
 
     def __init__(self) -> None:
-        """No offsets yet."""
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
         self._pending: dict[int, dict[TopicPartition, OffsetAndMetadata]] = {}
-
-    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """At once."""
-        self.committed.update(offsets)
 
     def commit_in_transaction(self, producer_id: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         self._pending.setdefault(producer_id, {}).update(offsets)
@@ -42,9 +37,6 @@ class GroupOffsets:
     def is_unstable(self, partition: TopicPartition) -> bool:
         """True while an open transaction has offsets for it: its outcome decides where to continue."""
         return any(partition in offsets for offsets in self._pending.values())
-
-    def forget(self, partition: TopicPartition) -> None:
-        self.committed.pop(partition, None)
 
 
 def offset_record(group: str, partition: TopicPartition, committed: OffsetAndMetadata, now_ms: int) -> NewRecord:

@@ -16,9 +16,7 @@ Entity = frozenset[tuple[str, str | None]]
 """What a quota is for: pairs of entity type (`user`, `client-id`) and name; None is the default for that type."""
 
 
-@dataclass(slots=True)
-class _Usage:
-    owed_until_ms: float = 0.0
+_WINDOW_MS = 1000  # what may be taken at once
 
 
 @dataclass(slots=True)
@@ -26,7 +24,7 @@ class Quotas:
     """The quotas that are set, and what clients have used of them."""
 
     values: dict[Entity, dict[str, float]] = field(default_factory=dict)
-    _usages: dict[tuple[str, str, str], _Usage] = field(default_factory=dict)
+    _owed_until_ms: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
     def alter(self, entity: Entity, changes: Iterable[tuple[str, float | None]]) -> None:
         """Set quotas, or with None remove them. Raises INVALID_REQUEST for a key or entity that there is not."""
@@ -44,23 +42,17 @@ class Quotas:
 
     def rate(self, key: str, user: str, client_id: str) -> float | None:
         """The quota in force, the most particular first; None without any."""
-        for entity in _by_precedence(user, client_id):
-            found = self.values.get(entity, {}).get(key)
-            if found is not None:
-                return found
-        return None
+        found = (self.values.get(entity, {}).get(key) for entity in _by_precedence(user, client_id))
+        return next((rate for rate in found if rate is not None), None)
 
     def throttle_ms(self, key: str, user: str, client_id: str, size: int, now_ms: int) -> int:
         """Note `size` bytes, and say how long their client is to wait until its rate is back within its quota."""
         rate = self.rate(key, user, client_id)
         if rate is None or not size:
             return 0
-        usage = self._usages.setdefault((key, user, client_id), _Usage())
-        usage.owed_until_ms = max(usage.owed_until_ms, float(now_ms)) + size * 1000 / rate
-        return max(0, round(usage.owed_until_ms - now_ms - _WINDOW_MS))
-
-
-_WINDOW_MS = 1000  # what may be taken at once
+        client = (key, user, client_id)
+        self._owed_until_ms[client] = max(self._owed_until_ms.get(client, 0.0), float(now_ms)) + size * 1000 / rate
+        return max(0, round(self._owed_until_ms[client] - now_ms - _WINDOW_MS))
 
 
 def _by_precedence(user: str, client_id: str) -> Iterable[Entity]:

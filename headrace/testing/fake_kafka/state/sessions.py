@@ -56,12 +56,6 @@ class FetchSession:
         else:
             known.wanted = wanted
 
-    def forget(self, key: WantedKey) -> None:
-        self.partitions.pop(key, None)
-
-    def advance(self) -> None:
-        self.epoch = 1 if self.epoch == _MOST_EPOCH else self.epoch + 1
-
     def has_news(self, key: WantedKey, high_watermark: int, log_start_offset: int) -> bool:
         """Whether a partition without records and errors belongs into an incremental answer."""
         known = self.partitions[key]
@@ -78,7 +72,6 @@ class FetchSessions:
     """A broker's sessions; the one unused for longest gives way when there are too many."""
 
     def __init__(self) -> None:
-        """No session yet."""
         self._sessions: dict[int, FetchSession] = {}
         self._random = random.Random(0)  # noqa: S311  ids need to be different, not secret
 
@@ -92,7 +85,7 @@ class FetchSessions:
             raise RefusedError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if session.epoch != epoch:
             raise RefusedError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
-        session.used_ms = now_ms
+        session.used_ms, session.epoch = now_ms, 1 if epoch == _MOST_EPOCH else epoch + 1
         return session
 
     def create(self, slots: int, now_ms: int) -> FetchSession | None:

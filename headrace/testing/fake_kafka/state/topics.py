@@ -31,7 +31,18 @@ class Partition:
         self.leader = broker
         self.epoch += 1
         if broker != NO_LEADER:
-            self.log.begin_epoch(self.epoch)
+            self.log.epochs.begin(self.epoch, self.log.end_offset)
+
+    def elect(self, members: set[int]) -> None:
+        """What the controller does when brokers come or go: ISR, and a leader out of it (clean election)."""
+        present = [broker for broker in self.isr if broker in members]
+        self.isr = present or self.isr
+        if self.leader not in members:
+            leader = next((broker for broker in self.replicas if broker in present), NO_LEADER)
+            if leader != self.leader:
+                self.lead(leader)
+        if self.leader != NO_LEADER:
+            self.isr += [each for each in self.replicas if each in members and each not in self.isr]
 
     def check_epoch(self, known: int) -> None:
         """KIP-320: a client that knows an older leader epoch, or a newer one, gets an error. -1: it knows none."""
@@ -52,7 +63,6 @@ class Topic:
 
     @property
     def is_internal(self) -> bool:
-        """True for the topics that brokers keep for themselves."""
         return self.name in {"__consumer_offsets", "__transaction_state"}
 
 
@@ -60,11 +70,9 @@ class TopicTable:
     """All topics, by name and by id."""
 
     def __init__(self) -> None:
-        """No topics yet."""
         self.by_name: dict[str, Topic] = {}
 
     def __iter__(self) -> Iterator[Topic]:
-        """In the order of their names."""
         return iter([self.by_name[name] for name in sorted(self.by_name)])
 
     def partitions(self) -> Iterator[Partition]:
@@ -115,6 +123,6 @@ def check_name(name: str) -> None:
         raise RefusedError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {name!r}")
 
 
-def placed(topic: str, index: int, brokers: Sequence[int], replicas: int) -> Partition:
-    chosen = [brokers[(index + step) % len(brokers)] for step in range(replicas)]
-    return Partition(topic, index, chosen, list(chosen), chosen[0])
+def placed(topic: str, index: int, replicas: Sequence[int]) -> Partition:
+    """A new partition at these brokers, the preferred leader first."""
+    return Partition(topic, index, list(replicas), list(replicas), replicas[0])

@@ -19,6 +19,7 @@ SECOND_PROTOCOL = 2
 """KIP-890's, as `transaction.version` numbers it."""
 
 _EXHAUSTED_EPOCH = 0x7FFF - 1
+_NEVER_MS = 1 << 62
 
 TopicPartition = tuple[str, int]
 
@@ -68,7 +69,6 @@ class TransactionMetadata:
 
     @property
     def bumps_epochs(self) -> bool:
-        """Whether it is in version 2 of the protocol."""
         return self.version >= SECOND_PROTOCOL
 
 
@@ -91,7 +91,7 @@ class TransactionCoordinator:
         self._markers = markers
         self._next_producer_id = 0
         self._held = False
-        self._look_from_ms: int | None = None
+        self.look_from_ms: int | None = None  # before this, `expire` has nothing to do
 
     # --- producer ids ---------------------------------------------------------------------------------------------------
 
@@ -189,17 +189,13 @@ class TransactionCoordinator:
         if known.state is TransactionState.ONGOING:
             self._decide(known, version, now_ms, commit=commit)
         elif second and not retry and not commit and known.state not in _PREPARED:
-            self._abort_nothing(known, version, now_ms)
+            known.partitions.clear()  # it may have started one, without having heard of it
+            self._decide(known, version, now_ms, commit=False)
         elif second and not retry:
             raise RefusedError(ErrorCode.INVALID_TXN_STATE)
         else:
             _answer_again(known, commit=commit)
         return known.producer
-
-    def _abort_nothing(self, known: TransactionMetadata, version: int, now_ms: int) -> None:
-        """Version 2 lets a producer abort what it never started: it may have, without having heard of it."""
-        known.partitions.clear()
-        self._decide(known, version, now_ms, commit=False)
 
     def _decide(self, known: TransactionMetadata, version: int, now_ms: int, *, commit: bool) -> None:
         known.state = TransactionState.PREPARE_COMMIT if commit else TransactionState.PREPARE_ABORT
@@ -249,7 +245,7 @@ class TransactionCoordinator:
 
     def expire(self, now_ms: int) -> bool:
         """Abort what is past its timeout, forget ids unused for long. Whether anything was done."""
-        if self._look_from_ms is None or now_ms < self._look_from_ms:
+        if self.look_from_ms is None or now_ms < self.look_from_ms:
             return False
         due = [known for known in self.by_id.values() if now_ms >= self._due_ms(known)]
         for known in due:
@@ -257,27 +253,16 @@ class TransactionCoordinator:
                 self._fence(known, now_ms)
             else:
                 del self.by_id[known.transactional_id]
-        self._look_from_ms = min(map(self._due_ms, self.by_id.values()), default=None)
+        self.look_from_ms = min(map(self._due_ms, self.by_id.values()), default=None)
         return bool(due)
 
-    def due_ms(self) -> int | None:
-        """Before this, `expire` has nothing to do."""
-        return self._look_from_ms
-
     def _look_by(self, due_ms: int) -> None:
-        self._look_from_ms = due_ms if self._look_from_ms is None else min(due_ms, self._look_from_ms)
+        self.look_from_ms = due_ms if self.look_from_ms is None else min(due_ms, self.look_from_ms)
 
     def _due_ms(self, known: TransactionMetadata) -> int:
         if known.state is TransactionState.ONGOING:
             return known.started_ms + known.timeout_ms
-        return known.updated_ms + (self.id_expiration_ms if _is_idle(known) else _NEVER_MS)
-
-
-_NEVER_MS = 1 << 62
-
-
-def _is_idle(known: TransactionMetadata) -> bool:
-    return known.state is not TransactionState.ONGOING and known.state not in _PREPARED
+        return _NEVER_MS if known.state in _PREPARED else known.updated_ms + self.id_expiration_ms
 
 
 def _may_go_on(known: TransactionMetadata, expected: ProducerIdentity) -> bool:
@@ -303,13 +288,8 @@ def _allows_retry(known: TransactionMetadata, producer: ProducerIdentity, retry:
 
 def _answer_again(known: TransactionMetadata, *, commit: bool) -> None:
     """What is said of a transaction that has ended: nothing where it ended so, else why not."""
-    ended_so = {
-        TransactionState.PREPARE_COMMIT: True,
-        TransactionState.COMPLETE_COMMIT: True,
-        TransactionState.PREPARE_ABORT: False,
-        TransactionState.COMPLETE_ABORT: False,
-    }
-    if known.state not in ended_so or ended_so[known.state] is not commit:
+    prepared = TransactionState.PREPARE_COMMIT if commit else TransactionState.PREPARE_ABORT
+    if known.state not in (prepared, _COMPLETE[prepared]):
         raise RefusedError(ErrorCode.INVALID_TXN_STATE)
-    if known.state in _PREPARED:
+    if known.state is prepared:
         raise RefusedError(ErrorCode.CONCURRENT_TRANSACTIONS)

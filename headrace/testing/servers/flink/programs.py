@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.runners.user_cache import find_java
+from headrace.testing.servers.flink import servers
+from headrace.testing.servers.flink.settings import TASK_MANAGER_OPTIONS, Places
 from headrace.testing.servers.jars import Bundle, installed
+from headrace.testing.servers.ports import HOST
 from headrace.testing.servers.processes import JAVA_OPTIONS, LOGGING_OPTIONS
 
 FLINK_VERSION = "1.19.0"
@@ -25,64 +29,41 @@ FLINK = Bundle(
 )
 
 # What Flink's own scripts open for Java 17.
-OPENED = (
-    "java.base/java.lang",
-    "java.base/java.lang.invoke",
-    "java.base/java.lang.reflect",
-    "java.base/java.io",
-    "java.base/java.net",
-    "java.base/java.nio",
-    "java.base/java.text",
-    "java.base/java.time",
-    "java.base/java.util",
-    "java.base/java.util.concurrent",
-    "java.base/java.util.concurrent.atomic",
-    "java.base/java.util.concurrent.locks",
-    "java.base/sun.net.util",
-    "java.base/sun.nio.ch",
+_PACKAGES = (
+    "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.text java.time java.util java.util.concurrent "
+    "java.util.concurrent.atomic java.util.concurrent.locks sun.net.util sun.nio.ch"
 )
+OPENED = tuple(f"java.base/{package}" for package in _PACKAGES.split())
 JOB_MANAGER = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
 TASK_MANAGER = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
-JOB_SERVER = "org.apache.beam.runners.flink.FlinkJobServerDriver"
-JOB_MANAGER_OPTIONS = ("-Xmx256m", "-XX:TieredStopAtLevel=1")
-JOB_SERVER_OPTIONS = ("-Xmx256m", "-XX:TieredStopAtLevel=1")
+_JOB_SERVER = "org.apache.beam.runners.flink.FlinkJobServerDriver"
+_WORKER_POOL = "apache_beam.runners.worker.worker_pool_main"
+_SMALL = ("-Xmx256m", "-XX:TieredStopAtLevel=1")
 
 Command = Sequence[str | Path]
 
 
-class Programs:
-    """The command lines of one cluster."""
+def commands(configuration: Path, places: Places) -> dict[str, Command]:
+    """The command line of each server, by its name. `configuration` is the folder with Flink's config.yaml.
 
-    def __init__(self, configuration: Path) -> None:
-        """`configuration` is the folder with Flink's config.yaml.
-
-        Raises UsageError without Java or PySpark (which downloads), PeerError when the download fails.
-        """
-        jars = installed(FLINK)
-        opened = [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
-        self._java: list[str | Path] = [find_java(FLINK.name), "-cp", f"{jars}/*", *JAVA_OPTIONS, *LOGGING_OPTIONS, *opened]
-        self._configuration = configuration
-
-    def job_manager(self) -> Command:
-        return [*self._java, *JOB_MANAGER_OPTIONS, JOB_MANAGER, "--configDir", self._configuration]
-
-    def task_manager(self, options: Sequence[str]) -> Command:
-        return [*self._java, *options, TASK_MANAGER, "--configDir", self._configuration]
-
-    def job_server(self, host: str, port: int, rest: str, artifacts: Path) -> Command:
-        """Beam's job server, which submits pipelines to the cluster at `rest`."""
-        places = {"job-host": host, "job-port": port, "artifact-port": 0, "expansion-port": 0, "flink-master": rest}
-        flags = [f"--{name}={value}" for name, value in places.items()]
-        return [
-            *self._java,
-            *JOB_SERVER_OPTIONS,
-            JOB_SERVER,
-            *flags,
-            f"--flink-conf-dir={self._configuration}",
-            f"--artifacts-dir={artifacts}",
-        ]
-
-    @staticmethod
-    def worker_pool(python: Path, port: int) -> Command:
-        """What starts a Python worker whenever a TaskManager asks for one: Beam's EXTERNAL environment."""
-        return [python, "-m", "apache_beam.runners.worker.worker_pool_main", f"--service_port={port}"]
+    Raises UsageError without Java or PySpark (which downloads), PeerError when the download fails.
+    """
+    jars = installed(FLINK)
+    opened = [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
+    java: list[str | Path] = [find_java(FLINK.name), "-cp", f"{jars}/*", *JAVA_OPTIONS, *LOGGING_OPTIONS, *opened]
+    flags = {
+        "job-host": HOST,
+        "job-port": places.job_server,
+        "artifact-port": 0,
+        "expansion-port": 0,
+        "flink-master": f"{HOST}:{places.rest}",
+        "flink-conf-dir": configuration,
+        "artifacts-dir": places.scratch / "artifacts",
+    }
+    return {
+        servers.JOB_MANAGER: [*java, *_SMALL, JOB_MANAGER, "--configDir", configuration],
+        servers.TASK_MANAGER: [*java, *TASK_MANAGER_OPTIONS, TASK_MANAGER, "--configDir", configuration],
+        servers.JOB_SERVER: [*java, *_SMALL, _JOB_SERVER, *(f"--{name}={value}" for name, value in flags.items())],
+        # Starts a Python worker whenever a TaskManager asks for one: Beam's EXTERNAL environment.
+        servers.WORKERS: [sys.executable, "-m", _WORKER_POOL, f"--service_port={places.workers}"],
+    }

@@ -38,10 +38,7 @@ class FlinkCluster:
 
     def __init__(self, servers: Mapping[str, ServerProcess], places: Places, slots: int, timeout: Timeouts) -> None:
         """Made by `start_flink`; `slots` is how many the TaskManager has."""
-        self._servers = servers
-        self._places = places
-        self._slots = slots
-        self.timeout = timeout
+        self._servers, self._places, self._slots, self.timeout = servers, places, slots, timeout
         """How long a job may look well and do nothing, before a wait for it gives up."""
         self.rest = FlinkRest(HOST, places.rest)
         """Flink's REST interface."""

@@ -22,46 +22,25 @@ class Places:
     scratch: Path
 
 
-@dataclass(frozen=True, slots=True)
-class TaskManagerMemory:
-    """In MiB. Started without Flink's scripts, a TaskManager wants every part given, and its JVM the same limits."""
-
-    heap: int
-    framework_heap: int
-    off_heap: int
-    framework_off_heap: int
-    network: int
-    managed: int
-    metaspace: int
-    overhead: int
-
-    def settings(self) -> dict[str, str]:
-        memory = {
-            "taskmanager.memory.task.heap.size": self.heap,
-            "taskmanager.memory.framework.heap.size": self.framework_heap,
-            "taskmanager.memory.task.off-heap.size": self.off_heap,
-            "taskmanager.memory.framework.off-heap.size": self.framework_off_heap,
-            "taskmanager.memory.network.min": self.network,
-            "taskmanager.memory.network.max": self.network,
-            "taskmanager.memory.managed.size": self.managed,
-            "taskmanager.memory.jvm-metaspace.size": self.metaspace,
-            "taskmanager.memory.jvm-overhead.min": self.overhead,
-            "taskmanager.memory.jvm-overhead.max": self.overhead,
-        }
-        return {"taskmanager.cpu.cores": "1.0", **{name: f"{size}m" for name, size in memory.items()}}
-
-    def java_options(self) -> tuple[str, ...]:
-        return (
-            f"-Xmx{self.heap + self.framework_heap}m",
-            f"-XX:MaxDirectMemorySize={self.off_heap + self.framework_off_heap + self.network}m",
-            f"-XX:MaxMetaspaceSize={self.metaspace}m",
-        )
-
-
-_MEMORY = TaskManagerMemory(
-    heap=320, framework_heap=64, off_heap=64, framework_off_heap=64, network=64, managed=64, metaspace=160, overhead=128
+# In MiB. Started without Flink's scripts, a TaskManager wants every part given, and its JVM the same limits.
+_MEMORY = {
+    "task.heap.size": 320,
+    "framework.heap.size": 64,
+    "task.off-heap.size": 64,
+    "framework.off-heap.size": 64,
+    "network.min": 64,
+    "network.max": 64,
+    "managed.size": 64,
+    "jvm-metaspace.size": 160,
+    "jvm-overhead.min": 128,
+    "jvm-overhead.max": 128,
+}
+_HEAP, _OFF_HEAP = (_MEMORY[f"task.{kind}.size"] + _MEMORY[f"framework.{kind}.size"] for kind in ("heap", "off-heap"))
+TASK_MANAGER_OPTIONS = (
+    f"-Xmx{_HEAP}m",
+    f"-XX:MaxDirectMemorySize={_OFF_HEAP + _MEMORY['network.max']}m",
+    f"-XX:MaxMetaspaceSize={_MEMORY['jvm-metaspace.size']}m",
 )
-TASK_MANAGER_OPTIONS = _MEMORY.java_options()
 
 
 def flink_settings(places: Places, slots: int, config: Mapping[str, str]) -> dict[str, str]:
@@ -76,8 +55,13 @@ def flink_settings(places: Places, slots: int, config: Mapping[str, str]) -> dic
         "taskmanager.host": HOST,
         "taskmanager.bind-host": HOST,
         "taskmanager.numberOfTaskSlots": str(slots),
-        **_MEMORY.settings(),
-        **_recovery(),
+        "taskmanager.cpu.cores": "1.0",
+        **{f"taskmanager.memory.{name}": f"{size}m" for name, size in _MEMORY.items()},
+        "heartbeat.interval": "1000",
+        "heartbeat.timeout": "10000",
+        "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.attempts": str(2**31 - 1),
+        "restart-strategy.fixed-delay.delay": "1 s",
         "execution.checkpointing.dir": places.state.joinpath("checkpoints").as_uri(),
         "state.checkpoints.dir": places.state.joinpath("checkpoints").as_uri(),
         "state.savepoints.dir": places.state.joinpath("savepoints").as_uri(),
@@ -96,13 +80,3 @@ def write_settings(folder: Path, settings: Mapping[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     lines = (f"{name}: {json.dumps(value)}" for name, value in settings.items())
     (folder / "config.yaml").write_text("\n".join(lines) + "\n")
-
-
-def _recovery() -> dict[str, str]:
-    return {
-        "heartbeat.interval": "1000",
-        "heartbeat.timeout": "10000",
-        "restart-strategy.type": "fixed-delay",
-        "restart-strategy.fixed-delay.attempts": str(2**31 - 1),
-        "restart-strategy.fixed-delay.delay": "1 s",
-    }

@@ -13,11 +13,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from headrace.enumerator.errors import UsageError
-from headrace.testing.servers.flink.programs import Command, Programs
-from headrace.testing.servers.flink.servers import JOB_MANAGER, JOB_SERVER, TASK_MANAGER, WORKERS, FlinkCluster
-from headrace.testing.servers.flink.settings import TASK_MANAGER_OPTIONS, Places, flink_settings, write_settings
+from headrace.testing.servers.flink.programs import commands
+from headrace.testing.servers.flink.servers import WORKERS, FlinkCluster
+from headrace.testing.servers.flink.settings import Places, flink_settings, write_settings
 from headrace.testing.servers.flink.watch import Timeouts
-from headrace.testing.servers.ports import HOST, Ports, reserved_ports
+from headrace.testing.servers.ports import reserved_ports
 from headrace.testing.servers.processes import ServerProcess, guarded
 
 NEEDED_BY_WORKERS = ("apache_beam", "headrace")
@@ -49,41 +49,24 @@ def start_flink(
         directory = Path(tempfile.mkdtemp(prefix="headrace-flink-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         worker_environment = _worker_environment(directory / "bin", environment or {})
-        places = _places(stack.enter_context(reserved_ports()), directory, state or directory / "state")
+        scratch, state = directory / "scratch", (state or directory / "state").absolute()
+        scratch.mkdir()
+        ports = stack.enter_context(reserved_ports())
+        places = Places(ports.reserve(), ports.reserve(), ports.reserve(), ports.reserve(), state, scratch)
         write_settings(directory / "conf", flink_settings(places, slots, config or {}))
-        programs = Programs(directory / "conf")
+        command_lines = commands(directory / "conf", places)
         logs = directory / "logs"
         logs.mkdir()
         group = stack.enter_context(guarded(directory))
-
-        def server(name: str, command: Command) -> ServerProcess:
-            return ServerProcess(command, logs / name, group, worker_environment if name == WORKERS else None)
-
-        commands = {
-            JOB_MANAGER: programs.job_manager(),
-            TASK_MANAGER: programs.task_manager(TASK_MANAGER_OPTIONS),
-            JOB_SERVER: programs.job_server(HOST, places.job_server, f"{HOST}:{places.rest}", places.scratch / "artifacts"),
-            WORKERS: programs.worker_pool(Path(sys.executable), places.workers),
+        servers = {
+            name: ServerProcess(command, logs / name, group, worker_environment if name == WORKERS else None)
+            for name, command in command_lines.items()
         }
-        servers = {name: server(name, command) for name, command in commands.items()}
         cluster = FlinkCluster(servers, places, slots, timeout or Timeouts())
         # Their state is kept or goes with them, so a clean shutdown would only take time.
         stack.callback(cluster.kill_all)
         cluster.start()
         yield cluster
-
-
-def _places(ports: Ports, directory: Path, state: Path) -> Places:
-    scratch = directory / "scratch"
-    scratch.mkdir()
-    return Places(
-        rpc=ports.reserve(),
-        rest=ports.reserve(),
-        job_server=ports.reserve(),
-        workers=ports.reserve(),
-        state=state.absolute(),
-        scratch=scratch,
-    )
 
 
 def _worker_environment(bin_folder: Path, additions: Mapping[str, str]) -> dict[str, str]:

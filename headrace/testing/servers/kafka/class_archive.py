@@ -27,14 +27,10 @@ def archive_options(jars: Path, given: Sequence[str]) -> tuple[str, ...]:
     if any(option.startswith(_OWN) for option in given):
         return ()
     try:
-        return (f"-XX:SharedArchiveFile={_archive(jars).at_hand()}", QUIET)
+        return (f"-XX:SharedArchiveFile={ClassArchive(KAFKA.folder, jars, _sample).at_hand()}", QUIET)
     except PeerError as error:
         logger.warning("brokers start slower than they could: %s", error)
         return ()
-
-
-def _archive(jars: Path) -> ClassArchive:
-    return ClassArchive(KAFKA.folder, jars, _sample)
 
 
 def _sample(made: Path) -> Sample:

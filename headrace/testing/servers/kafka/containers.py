@@ -84,7 +84,6 @@ class ContainerNode:
         self._is_created = True
 
     def kill(self) -> None:
-        """Docker's kill: SIGKILL."""
         if self.is_running():
             self._docker.kill()
             self._docker.wait()
@@ -136,7 +135,6 @@ class ContainerLauncher:
                 raise PeerError(f"Kafka's StorageTool failed for {directory.name} (status {status}):\n{output}")
 
     def node(self, directory: Path) -> ContainerNode:
-        """A broker that reads the directory's `server.properties`."""
         command = [*self._options, "kafka.Kafka", str(directory / "server.properties")]
         return ContainerNode(self._container(command), self._stack)
 

@@ -43,7 +43,6 @@ class JavaLauncher:
             raise PeerError(f"Kafka's StorageTool failed for {directory.name}:\n{done.stdout}")
 
     def node(self, directory: Path) -> ServerProcess:
-        """A broker that reads the directory's `server.properties`."""
         command: list[str | Path] = [*self._java, *self._options, "kafka.Kafka", directory / "server.properties"]
         return ServerProcess(command, directory / LOG_NAME, self._group)
 

@@ -53,7 +53,6 @@ class ExternalNode:
     """A broker that was not started here. What would need its process raises UsageError."""
 
     def __init__(self, bootstrap: str) -> None:
-        """`bootstrap` is for the messages."""
         self._bootstrap = bootstrap
 
     def _refuse(self) -> None:
@@ -66,7 +65,6 @@ class ExternalNode:
 
     @property
     def pid(self) -> int | None:
-        """Nothing is known of its process."""
         self._refuse()
         return None
 

@@ -20,6 +20,7 @@ PROTOCOLS = ("SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SCRAM_MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 MECHANISMS = ("PLAIN", *SCRAM_MECHANISMS)
 LIFETIME = datetime.timedelta(days=7)
+_AUTHORITY = "headrace test CA"
 
 
 @dataclass(frozen=True)
@@ -101,31 +102,36 @@ def make_certificates(directory: Path) -> Certificates:
     They are valid for 7 days. Raises UsageError without the package cryptography.
     """
     try:
+        from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
         raise UsageError("SSL listeners need the package cryptography: pip install cryptography") from error
     directory.mkdir(exist_ok=True)
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     ca_key = ec.generate_private_key(ec.SECP256R1())
-    ca = _certificate("headrace test CA", ca_key, "headrace test CA", ca_key)
+    ca = _certificate(_AUTHORITY, ca_key, ca_key).public_bytes(pem)
     files = Certificates(directory / "ca.pem", directory / "server.pem", directory / "client.pem")
-    files.ca.write_bytes(_pem(ca))
+    files.ca.write_bytes(ca)
     for path, name in ((files.server, "localhost"), (files.client, "headrace-client")):
         key = ec.generate_private_key(ec.SECP256R1())
-        path.write_bytes(_key_pem(key) + _pem(_certificate(name, key, "headrace test CA", ca_key)) + _pem(ca))
+        made = _certificate(name, key, ca_key).public_bytes(pem)
+        path.write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()) + made + ca)
     return files
 
 
-def _certificate(name: str, key: EllipticCurvePrivateKey, issuer: str, issuer_key: EllipticCurvePrivateKey) -> x509.Certificate:
+def _certificate(name: str, key: EllipticCurvePrivateKey, issuer_key: EllipticCurvePrivateKey) -> x509.Certificate:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import NameOID
 
     now = datetime.datetime.now(datetime.UTC)
-    is_authority = name == issuer
+    is_authority = name == _AUTHORITY
+    subject, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, each)]) for each in (name, _AUTHORITY))
     alternatives = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(HOST))])
     builder = (
         x509.CertificateBuilder()
-        .subject_name(_name(name))
-        .issuer_name(_name(issuer))
+        .subject_name(subject)
+        .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))  # a clock that is set back does not matter
@@ -140,22 +146,3 @@ def _certificate(name: str, key: EllipticCurvePrivateKey, issuer: str, issuer_ke
     else:
         builder = builder.add_extension(alternatives, critical=False)
     return builder.sign(issuer_key, hashes.SHA256())
-
-
-def _name(common_name: str) -> x509.Name:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return certificate.public_bytes(Encoding.PEM)
-
-
-def _key_pem(key: EllipticCurvePrivateKey) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

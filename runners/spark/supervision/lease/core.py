@@ -124,10 +124,7 @@ class JobEnded(Timed):
 
 
 class LeaveRequested(Timed):
-    """End, though the job does not: of a supervisor that does not lead. (One that leads has its job stopped: `JobEnded`.)
-
-    Of one that says its last word: end without it.
-    """
+    """End, though the job does not: of a supervisor that does not lead (one that does has its job stopped: `JobEnded`)."""
 
 
 LeaseAnswer = LeaseStoreRead | HeartbeatWritten | LeaseStoreFailed | LeaseStoreRefused
@@ -187,7 +184,7 @@ class LeaseCore:
     """
 
     def __init__(self, supervisor: str, host: str, timeout_s: float) -> None:
-        """Knows nothing yet. Raises UsageError for a time that makes no sense."""
+        """Raises UsageError for a time that makes no sense."""
         if not LEAST_TIMEOUT_S <= timeout_s < math.inf:
             raise UsageError(f"a leader may say nothing for at least {LEAST_TIMEOUT_S:g} s, not {timeout_s}")
         self.phase: LeasePhase = LeasePhase.CREATED
@@ -424,10 +421,9 @@ class LeaseCore:
             before = 0 if self._led >= _QUIET_LOOKS else self._fenced_by_nobody
             self._fenced_by_nobody = 0 if self._has_rival else before + 1
             return [Follow("its driver was fenced")]
-        self.phase, self._leave_by_s = LeasePhase.LEAVING, event.now_s + self._timeout_s
         state = HeartbeatState.LEFT if _may_go_on_elsewhere(event) else HeartbeatState.OVER
-        self._own = replace(self._own, state=state, ending=end.ending.name, reason=end.reason)
-        return [] if self._awaits else self._say_the_last()
+        self._own = replace(self._own, ending=end.ending.name, reason=end.reason)
+        return self._start_to_leave(event.now_s, state)
 
     def _leave(self, event: LeaveRequested) -> list[LeaseCommand]:
         if self.phase is LeasePhase.LEAVING:
@@ -435,8 +431,11 @@ class LeaseCore:
         self._end = DriverEnd(Ending.STOPPED, "it was stopped")
         if self.phase is not LeasePhase.CLAIMING:
             return self._finish()
-        self.phase, self._leave_by_s = LeasePhase.LEAVING, event.now_s + self._timeout_s  # it may have said that it leads
-        self._own = replace(self._own, state=HeartbeatState.LEFT)
+        return self._start_to_leave(event.now_s, HeartbeatState.LEFT)  # it may have said that it leads
+
+    def _start_to_leave(self, now_s: float, state: HeartbeatState) -> list[LeaseCommand]:
+        self.phase, self._leave_by_s = LeasePhase.LEAVING, now_s + self._timeout_s
+        self._own = replace(self._own, state=state)
         return [] if self._awaits else self._say_the_last()
 
     def _say_the_last(self) -> list[LeaseCommand]:

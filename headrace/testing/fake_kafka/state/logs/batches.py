@@ -12,23 +12,14 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from headrace.connectors.kafka.format.record_batch import (
-    AFTER_LENGTH,
-    CODECS,
-    CRC_AT,
-    HEADER,
-    LOG_APPEND_TIME,
-    MAGIC,
-    TRANSACTIONAL,
-    StoredBatch,
-    stored_batches,
-)
+from headrace.connectors.kafka.format import record_batch as layout
+from headrace.connectors.kafka.format.record_batch import StoredBatch, stored_batches
 from headrace.enumerator.errors import CorruptDataError
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 
 CONTROL = 0x20
 _CODEC_BITS = 0x07
-_COVERED_AT = CRC_AT + 4  # what the CRC covers
+_COVERED_AT = layout.CRC_AT + 4  # what the CRC covers
 _MARKER_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")
 
@@ -77,10 +68,10 @@ def single_batch(data: memoryview) -> StoredBatch:
 def check_batch(batch: StoredBatch) -> None:
     """Raise RefusedError for a batch that contradicts itself (LogValidator in Kafka)."""
     data = batch.data
-    (claimed,) = struct.unpack_from(">I", data, CRC_AT)
+    (claimed,) = struct.unpack_from(">I", data, layout.CRC_AT)
     if crc32c(data[_COVERED_AT:]) != claimed:
         raise RefusedError(ErrorCode.CORRUPT_MESSAGE, "the record batch's CRC does not match")
-    if batch.attributes & _CODEC_BITS >= len(CODECS):
+    if batch.attributes & _CODEC_BITS >= len(layout.CODECS):
         raise RefusedError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
     if batch.records < 1 or batch.last_offset - batch.base_offset + 1 != batch.records:
         raise RefusedError(ErrorCode.INVALID_RECORD, "the record batch's count and last offset contradict each other")
@@ -95,15 +86,15 @@ def stamped(batch: StoredBatch, base_offset: int, leader_epoch: int, append_time
     """As the leader stores it: offset and leader epoch set, which no CRC covers; with LogAppendTime the time as well."""
     data = bytearray(batch.data)
     struct.pack_into(">q", data, 0, base_offset)
-    struct.pack_into(">i", data, AFTER_LENGTH, leader_epoch)
+    struct.pack_into(">i", data, layout.AFTER_LENGTH, leader_epoch)
     if append_time_ms is not None:
-        struct.pack_into(">h", data, _COVERED_AT, batch.attributes | LOG_APPEND_TIME)
+        struct.pack_into(">h", data, _COVERED_AT, batch.attributes | layout.LOG_APPEND_TIME)
         struct.pack_into(">q", data, _COVERED_AT + 14, append_time_ms)
-    elif batch.attributes & LOG_APPEND_TIME:
-        struct.pack_into(">h", data, _COVERED_AT, batch.attributes & ~LOG_APPEND_TIME)
+    elif batch.attributes & layout.LOG_APPEND_TIME:
+        struct.pack_into(">h", data, _COVERED_AT, batch.attributes & ~layout.LOG_APPEND_TIME)
     else:
         return read_batch(data)
-    struct.pack_into(">I", data, CRC_AT, crc32c(memoryview(data)[_COVERED_AT:]))
+    struct.pack_into(">I", data, layout.CRC_AT, crc32c(memoryview(data)[_COVERED_AT:]))
     return read_batch(data)
 
 
@@ -121,22 +112,22 @@ def rewritten_batch(spans: Sequence[Span], base_offset: int, last_offset: int, s
     return _sealed(body, len(spans), base_offset, last_offset, (first_time, greatest), shape)
 
 
-def control_batch(now_ms: int, shape: BatchShape, commit: int, coordinator_epoch: int = 0) -> bytearray:
+def control_batch(now_ms: int, shape: BatchShape, commit: int) -> bytearray:
     """The marker that ends a transaction in one partition; `commit` is 1 or, for an abort, 0 (KIP-98)."""
-    record = NewRecord(_MARKER_VALUE.pack(0, coordinator_epoch), _MARKER_KEY.pack(0, commit), (), now_ms)
-    marked = BatchShape(CONTROL | TRANSACTIONAL, shape.producer_id, shape.producer_epoch, -1, shape.leader_epoch)
+    record = NewRecord(_MARKER_VALUE.pack(0, 0), _MARKER_KEY.pack(0, commit), (), now_ms)
+    marked = BatchShape(CONTROL | layout.TRANSACTIONAL, shape.producer_id, shape.producer_epoch, -1, shape.leader_epoch)
     return record_batch([record], now_ms, marked)
 
 
 def _sealed(body: bytes, count: int, base: int, last: int, times: tuple[int, int], shape: BatchShape) -> bytearray:
-    data = bytearray(HEADER.size + len(body))
-    length = len(data) - AFTER_LENGTH
-    HEADER.pack_into(
-        data, 0, base, length, shape.leader_epoch, MAGIC, 0, shape.attributes, last - base, *times,
+    data = bytearray(layout.HEADER.size + len(body))
+    length = len(data) - layout.AFTER_LENGTH
+    layout.HEADER.pack_into(
+        data, 0, base, length, shape.leader_epoch, layout.MAGIC, 0, shape.attributes, last - base, *times,
         shape.producer_id, shape.producer_epoch, shape.base_sequence, count,
     )  # fmt: skip
-    data[HEADER.size :] = body
-    struct.pack_into(">I", data, CRC_AT, crc32c(memoryview(data)[_COVERED_AT:]))
+    data[layout.HEADER.size :] = body
+    struct.pack_into(">I", data, layout.CRC_AT, crc32c(memoryview(data)[_COVERED_AT:]))
     return data
 
 

@@ -32,11 +32,10 @@ def compact(log: Log) -> None:
     The batches of aborted transactions go, their markers stay; a batch whose records are all gone stays, empty, if it is
     its producer's last one, as in Kafka, or else sequences could not be checked.
     """
-    aborted = {(each.producer_id, each.first_offset): each.last_offset for each in log.producers.aborted}
     stable = log.last_stable_offset
     last_of: dict[bytes, int] = {}
     for batch in log.batches:
-        if batch.last_offset < stable and not batch.is_control and not _is_aborted(batch, aborted):
+        if batch.last_offset < stable and not batch.is_control and not log.producers.is_aborted(batch):
             last_of.update({span.record.key or b"": span.offset for span in spans(batch)})
     kept_producers = {batch.producer_id: batch.base_offset for batch in log.batches if not batch.is_control}
     compacted = []
@@ -44,16 +43,10 @@ def compact(log: Log) -> None:
         if batch.is_control or batch.last_offset >= stable:
             compacted.append(batch)
             continue
-        wanted = [] if _is_aborted(batch, aborted) else [span for span in spans(batch) if _survives(span, last_of)]
+        wanted = [] if log.producers.is_aborted(batch) else [span for span in spans(batch) if _survives(span, last_of)]
         if wanted or kept_producers[batch.producer_id] == batch.base_offset:
             compacted.append(_rewritten(batch, wanted))
     log.replace(compacted)
-
-
-def _is_aborted(batch: StoredBatch, aborted: Mapping[tuple[int, int], int]) -> bool:
-    return batch.is_transactional and any(
-        producer == batch.producer_id and first <= batch.base_offset < last for (producer, first), last in aborted.items()
-    )
 
 
 def _survives(span: Span, last_of: Mapping[bytes, int]) -> bool:
@@ -69,20 +62,14 @@ def _rewritten(batch: StoredBatch, wanted: list[Span]) -> StoredBatch:
 
 
 def spans(batch: StoredBatch) -> Iterator[Span]:
-    if not batch.records:
-        return
-    for decoded in decode(batch.data, topic="", partition=0, start=batch.base_offset, columns=_COLUMNS):
-        yield from map(_span, _rows(decoded.records))
+    if batch.records:
+        for decoded in decode(batch.data, topic="", partition=0, start=batch.base_offset, columns=_COLUMNS):
+            yield from _spans(decoded.records)
 
 
-def _rows(records: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401  pyarrow has no types
-    times = records.column("timestamp").cast("int64").to_pylist()
-    columns = {name: records.column(name).to_pylist() for name in ("key", "value", "offset", "headers")}
-    for at, time in enumerate(times):
-        yield {"timestamp": time // 1000, **{name: column[at] for name, column in columns.items()}}
-
-
-def _span(row: dict[str, Any]) -> Span:
-    headers = tuple((header["key"], header["value"]) for header in row["headers"] or ())
-    record = NewRecord(row["value"], row["key"], headers, row["timestamp"])
-    return Span(row["offset"], row["timestamp"], record)
+def _spans(records: Any) -> Iterator[Span]:  # noqa: ANN401  pyarrow has no types
+    columns = (records.column(name).to_pylist() for name in ("key", "value", "offset", "headers"))
+    micros = records.column("timestamp").cast("int64").to_pylist()
+    for time, key, value, offset, headers in zip(micros, *columns, strict=True):
+        pairs = tuple((header["key"], header["value"]) for header in headers or ())
+        yield Span(offset, time // 1000, NewRecord(value, key, pairs, time // 1000))

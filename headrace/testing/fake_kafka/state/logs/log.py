@@ -95,17 +95,15 @@ class Log:
             said = f"offset {offset} is not within {self.start_offset} to {until}"
             raise RefusedError(ErrorCode.OFFSET_OUT_OF_RANGE, said)
 
-    def index_at(self, offset: int) -> int:
-        """Number of the first batch that may hold `offset` or what follows it."""
-        at = max(bisect_right(self.batches, offset, key=_base_offset) - 1, 0)
-        return at + 1 if at < len(self.batches) and self.batches[at].last_offset < offset else at
-
     def read(self, offset: int, limit: ReadLimit) -> bytes:
         """Batches from the one that holds `offset`, the last one isolated at the limit as brokers do."""
         parts: list[memoryview] = []
         headroom = limit.bytes
-        for at in range(self.index_at(offset), len(self.batches)):
+        first = max(bisect_right(self.batches, offset, key=_base_offset) - 1, 0)
+        for at in range(first, len(self.batches)):
             batch = self.batches[at]
+            if batch.last_offset < offset:  # only the first may, as offsets can be missing between two
+                continue
             if batch.base_offset >= limit.until:
                 break
             size = len(batch.data)
@@ -116,19 +114,6 @@ class Log:
             if headroom <= 0:
                 break
         return b"".join(parts)
-
-    def readable(self, offset: int, until: int, most: int) -> int:
-        """Bytes that a read from `offset` could give, counted up to `most`."""
-        count = 0
-        for at in range(self.index_at(offset), len(self.batches)):
-            if self.batches[at].base_offset >= until or count >= most:
-                break
-            count += len(self.batches[at].data)
-        return count
-
-    def begin_epoch(self, epoch: int) -> None:
-        """A leader of this epoch takes over at the log's end (KIP-101)."""
-        self.epochs.begin(epoch, self.end_offset)
 
     def delete_before(self, offset: int) -> None:
         """Retention or DeleteRecords: what lies before `offset` is gone; whole batches only, as segments are."""

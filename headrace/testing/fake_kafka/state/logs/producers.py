@@ -44,7 +44,6 @@ class Producers:
     """All producers of one partition."""
 
     def __init__(self) -> None:
-        """None yet."""
         self.states: dict[int, ProducerState] = {}
         self.aborted: list[AbortedTransaction] = []
 
@@ -101,6 +100,12 @@ class Producers:
         state.transaction_start = None
         state.coordinator_epoch = 0
         state.last_timestamp_ms = marker.max_timestamp_ms
+
+    def is_aborted(self, batch: StoredBatch) -> bool:
+        return batch.is_transactional and any(
+            each.producer_id == batch.producer_id and each.first_offset <= batch.base_offset < each.last_offset
+            for each in self.aborted
+        )
 
     def aborted_since(self, start: int) -> list[AbortedTransaction]:
         """The answer to a read_committed Fetch from `start`: a broker's index is sparse, so it lists what lies beyond, too."""
