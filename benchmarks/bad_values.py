@@ -34,7 +34,7 @@ COLUMNS = pa.struct(
     }
 )  # fmt: skip
 
-BAD: Mapping[str, bytes | Mapping[str, Any]] = {
+BAD: Mapping[str, bytes | dict[str, Any]] = {
     "truncated": b'{"id": 1, "name": "x',
     "no JSON at all": b"\x00\x00\x00\x00\x07binary",
     "no UTF-8": b'{"name": "\xff"}',
@@ -57,7 +57,7 @@ def good(number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def column(values: int, bad: bytes | Mapping[str, Any] | None) -> pa.Array:
+def column(values: int, bad: bytes | dict[str, Any] | None) -> pa.Array:
     """Values as Kafka has them; each hundredth is bad."""
     texts = []
     for number in range(values):

@@ -17,7 +17,7 @@ from pathlib import Path
 from headrace.runners.spark_processes.class_archives import QUIET
 from headrace.runners.user_cache import find_java
 from headrace.testing.servers.flink.programs import JOB_MANAGER, OPENED, TASK_MANAGER
-from headrace.testing.servers.flink.settings import TaskManagerMemory, write_settings
+from headrace.testing.servers.flink.settings import memory_options, memory_settings, memory_sizes, write_settings
 from headrace.testing.servers.ports import HOST
 
 CLUSTER = "/standby"
@@ -50,10 +50,8 @@ ZOOKEEPER = "org.apache.flink.runtime.zookeeper.FlinkZooKeeperQuorumPeer"
 SMALL = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """Of ZooKeeper and the JobManagers. What a standby runs for the first time in a failover is compiled sooner."""
 
-MEMORY = TaskManagerMemory(
-    heap=1024, framework_heap=128, off_heap=64, framework_off_heap=128, network=64, managed=64, metaspace=256, overhead=192
-)
-WORK = (*MEMORY.java_options(), "-XX:+UseG1GC")  # as Flink's scripts have it
+MEMORY = memory_sizes((1024, 128), (64, 128), metaspace=256, overhead=192)
+WORK = (*memory_options(MEMORY), "-XX:+UseG1GC")  # as Flink's scripts have it
 
 Command = Sequence[str | Path]
 
@@ -113,7 +111,7 @@ def flink_settings(places: Places, slots: int) -> dict[str, str]:
         "classloader.resolve-order": "parent-first",
         **_high_availability(places),
         **_failure_detection(),
-        **MEMORY.settings(),
+        **memory_settings(MEMORY),
     }
 
 

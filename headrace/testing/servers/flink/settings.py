@@ -22,25 +22,36 @@ class Places:
     scratch: Path
 
 
-# In MiB. Started without Flink's scripts, a TaskManager wants every part given, and its JVM the same limits.
-_MEMORY = {
-    "task.heap.size": 320,
-    "framework.heap.size": 64,
-    "task.off-heap.size": 64,
-    "framework.off-heap.size": 64,
-    "network.min": 64,
-    "network.max": 64,
-    "managed.size": 64,
-    "jvm-metaspace.size": 160,
-    "jvm-overhead.min": 128,
-    "jvm-overhead.max": 128,
-}
-_HEAP, _OFF_HEAP = (_MEMORY[f"task.{kind}.size"] + _MEMORY[f"framework.{kind}.size"] for kind in ("heap", "off-heap"))
-TASK_MANAGER_OPTIONS = (
-    f"-Xmx{_HEAP}m",
-    f"-XX:MaxDirectMemorySize={_OFF_HEAP + _MEMORY['network.max']}m",
-    f"-XX:MaxMetaspaceSize={_MEMORY['jvm-metaspace.size']}m",
-)
+def memory_sizes(heap: tuple[int, int], off_heap: tuple[int, int], *, metaspace: int, overhead: int) -> dict[str, int]:
+    """Of a TaskManager, in MiB: each part, which it wants given where Flink's scripts do not start it.
+
+    `heap`, `off_heap`: of tasks, and of the framework.
+    """
+    return {
+        **dict(zip(("task.heap.size", "framework.heap.size"), heap, strict=True)),
+        **dict(zip(("task.off-heap.size", "framework.off-heap.size"), off_heap, strict=True)),
+        **dict.fromkeys(("network.min", "network.max", "managed.size"), 64),
+        "jvm-metaspace.size": metaspace,
+        **dict.fromkeys(("jvm-overhead.min", "jvm-overhead.max"), overhead),
+    }
+
+
+def memory_settings(sizes: Mapping[str, int]) -> dict[str, str]:
+    return {"taskmanager.cpu.cores": "1.0", **{f"taskmanager.memory.{name}": f"{size}m" for name, size in sizes.items()}}
+
+
+def memory_options(sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The same limits for the TaskManager's JVM."""
+    heap, off_heap = (sizes[f"task.{kind}.size"] + sizes[f"framework.{kind}.size"] for kind in ("heap", "off-heap"))
+    return (
+        f"-Xmx{heap}m",
+        f"-XX:MaxDirectMemorySize={off_heap + sizes['network.max']}m",
+        f"-XX:MaxMetaspaceSize={sizes['jvm-metaspace.size']}m",
+    )
+
+
+_MEMORY = memory_sizes((320, 64), (64, 64), metaspace=160, overhead=128)
+TASK_MANAGER_OPTIONS = memory_options(_MEMORY)
 
 
 def flink_settings(places: Places, slots: int, config: Mapping[str, str]) -> dict[str, str]:
@@ -55,8 +66,7 @@ def flink_settings(places: Places, slots: int, config: Mapping[str, str]) -> dic
         "taskmanager.host": HOST,
         "taskmanager.bind-host": HOST,
         "taskmanager.numberOfTaskSlots": str(slots),
-        "taskmanager.cpu.cores": "1.0",
-        **{f"taskmanager.memory.{name}": f"{size}m" for name, size in _MEMORY.items()},
+        **memory_settings(_MEMORY),
         "heartbeat.interval": "1000",
         "heartbeat.timeout": "10000",
         "restart-strategy.type": "fixed-delay",
