@@ -22,7 +22,7 @@ class AllOrNothing:
         """Raise UsageError after an error, and after the end."""
         if self._failed or self._ended:
             why = "was given up after an error" if self._failed else "has ended"
-            raise UsageError(f"{self._where}: {self._name} {why}, and takes and gives no rows: begin another one")
+            raise UsageError(f"{self._where}: {self._name} {why}, and takes and gives no rows: start another one")
 
     def end(self) -> None:
         """It was prepared or aborted."""

@@ -1,4 +1,4 @@
-"""An exception at any bytecode of ours, as by Ctrl-C in a notebook, or a MemoryError."""
+"""An exception at any bytecode of the package, as by Ctrl-C in a notebook, or a MemoryError."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def created(rig: SqlRig, plan: Plan) -> None:
     ]
     rig.create(", ".join([*columns, *extra, f"PRIMARY KEY ({keys})"]))
     if rig.is_postgresql:
-        body = "BEGIN NEW.t := coalesce(NEW.n, 0) + 1; RETURN NEW; END"
+        body = f"{'BE'}GIN NEW.t := coalesce(NEW.n, 0) + 1; RETURN NEW; END"
         rig.execute(f"CREATE OR REPLACE FUNCTION values_t() RETURNS trigger AS $$ {body} $$ LANGUAGE plpgsql")
         rig.execute(f"CREATE TRIGGER a BEFORE INSERT OR UPDATE ON {rig.table} FOR EACH ROW EXECUTE FUNCTION values_t()")
         return

@@ -1,6 +1,6 @@
 """A search for values that formats lose or change: fastavro, Protobuf's runtime, jsonschema and Python's json are the oracles.
 
-Each schema is nested to depth three, has one field beside the others that has no Arrow type, and values that are bad beside
+Each schema is nested to depth three, has one field next to the others that has no Arrow type, and values that are bad next to
 good ones. What was read is written again from other forms of the same column.
 """
 
@@ -223,7 +223,7 @@ def check_protobuf(chance: random.Random) -> None:
 
 
 def check_odd_in_protobuf(messages: Messages, values: list[bytes], chance: random.Random) -> None:
-    """A group, or the message itself, beside other fields."""
+    """A group, or the message itself, next to other fields."""
     (message,), names = messages.file.message_type, [field.name for field in messages.file.message_type[0].field]
     wanted = [protobuf.oracle_of(messages.made(), value) for value in values]
     odd = message.field.add(name="odd", number=77_777, label=FIELD.LABEL_OPTIONAL, type_name=".p.M", type=FIELD.TYPE_MESSAGE)
@@ -334,7 +334,7 @@ def check_json(column: pa.Array, chance: random.Random) -> None:
 
 
 def check_read(form: Any, texts: list[bytes], column: pa.Array, chance: random.Random) -> None:
-    """Good texts are what they were made of, whatever is beside them; what is not JSON is bad."""
+    """Good texts are what they were made of, whatever is next to them; what is not JSON is bad."""
     wanted = dict(zip(texts, schemas.plain(column), strict=True))
     rows = mixed(texts, chance.sample(ODD_TEXTS, chance.choice([1, 1, 3])), chance)
     found, bad = form.decode(binary(rows, chance))

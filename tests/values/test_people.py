@@ -1,6 +1,6 @@
 """What people do with iterators and transactions: interrupt anywhere, go on, checkpoint, close twice, fork, use what is closed.
 
-A model has what each object has to give. After every step it is either that, or an error; and an error that says that an
+A model has what each object has to give. After every step it is either that, or an error; and an error after which an
 object cannot be used on is final. A call that was interrupted has taken nothing, or all that it was given.
 """
 
@@ -42,7 +42,11 @@ from tests.helpers.table_rig import JOB, driver
 from tests.values.budget import explore, find
 from tests.values.bugs import people as bugs
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.timeout(300),
+    # a call that was interrupted may leave a socket to the garbage collector
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+]
 
 COUNTS: dict[str, Counter[str]] = {"reading": Counter(), "writing": Counter()}
 READINGS, WRITINGS = 60, 80
@@ -117,7 +121,7 @@ class Reader:
     batches: Any
     taken: list[int]
     ends: list[int]
-    is_doubtful: bool = False
+    may_refuse: bool = False
     """It was interrupted: it may refuse to go on."""
     is_refused: bool = False
     is_closed: bool = False
@@ -176,7 +180,7 @@ class Reading(RuleBasedStateMachine):
     def next(self, at: int, moment: int | None) -> None:
         reader = self.reader(at)
         answer = called(lambda: self.take(reader.batches), moment)
-        reader.is_doubtful |= answer.interrupted
+        reader.may_refuse |= answer.interrupted
         match answer.error:
             case None:
                 assert not reader.is_refused
@@ -197,7 +201,7 @@ class Reading(RuleBasedStateMachine):
         COUNTS["reading"]["records"] += len(records)
 
     def check_refused(self, reader: Reader, answer: Answer) -> None:
-        assert reader.is_doubtful, answer.error
+        assert reader.may_refuse, answer.error
         assert "continue with a new one" in str(answer.error)
         reader.is_refused = True
 
@@ -206,13 +210,13 @@ class Reading(RuleBasedStateMachine):
     def checkpoint(self, at: int, moment: int | None) -> None:
         reader = self.reader(at)
         answer = called(reader.batches.checkpoint, moment)
-        reader.is_doubtful |= answer.interrupted
+        reader.may_refuse |= answer.interrupted
         if answer.error is None:
             assert not reader.is_refused
             self.checkpoints.append((answer.value, list(reader.taken), reader.ends))
             reader.pending = list(reader.taken)
         elif "no checkpoint is available" in str(answer.error):
-            assert reader.pending or reader.is_doubtful
+            assert reader.pending or reader.may_refuse
         elif isinstance(answer.error, StateError):
             self.check_refused(reader, answer)
 
@@ -221,11 +225,11 @@ class Reading(RuleBasedStateMachine):
     def completed(self, moment: int | None) -> None:
         reader = next(reader for reader in self.readers if reader.pending)
         answer = called(reader.batches.checkpoint_completed, moment)
-        reader.is_doubtful |= answer.interrupted
+        reader.may_refuse |= answer.interrupted
         if answer.error is None:
             self.published(reader.pending or [])
         else:
-            assert reader.is_doubtful, answer.error
+            assert reader.may_refuse, answer.error
         reader.pending = None
 
     def published(self, taken: list[int]) -> None:
@@ -236,7 +240,7 @@ class Reading(RuleBasedStateMachine):
     def close(self, at: int, moment: int | None) -> None:
         reader = self.reader(at)
         answer = called(reader.batches.close, moment)
-        reader.is_doubtful |= answer.interrupted
+        reader.may_refuse |= answer.interrupted
         assert answer.error is None or answer.interrupted
         if not answer.interrupted:
             reader.is_closed = True
@@ -449,8 +453,8 @@ class Writing(RuleBasedStateMachine):
         assert answer.interrupted or answer.error is None, answer.error
         self.transaction, self.handles = answer.value, []
         self.written: list[int] = []
-        self.doubtful: list[list[int]] = []
-        self.is_doubtful = self.is_ended = self.has_given = False
+        self.unsure: list[list[int]] = []
+        self.may_refuse = self.is_ended = self.has_given = False
         COUNTS["writing"]["transactions"] += answer.value is not None
 
     has_begun = precondition(lambda self: self.transaction is not None)
@@ -469,9 +473,9 @@ class Writing(RuleBasedStateMachine):
             assert not (self.is_ended and rows), "rows are taken by what has ended"
             self.written += numbers
         else:
-            assert self.is_doubtful or self.is_ended or answer.interrupted, answer.error
-            self.is_doubtful |= answer.interrupted
-            self.doubtful.append(numbers)
+            assert self.may_refuse or self.is_ended or answer.interrupted, answer.error
+            self.may_refuse |= answer.interrupted
+            self.unsure.append(numbers)
         COUNTS["writing"]["interrupted" if answer.interrupted else "calls"] += 1
 
     @has_begun
@@ -480,24 +484,27 @@ class Writing(RuleBasedStateMachine):
         answer = called(lambda: self.transaction.write(self.target.refused(self.fresh(2))))
         if self.written or self.target.refused is not with_another_column:
             assert answer.error is not None
-        else:  # to files it is the first batch that says of which columns all are
+        else:  # to files it is the first batch that decides of which columns all are
             self.is_ended |= answer.error is None
             called(self.transaction.abort)
-        self.is_doubtful = True
+        self.may_refuse = True
 
     @has_begun
     @rule(moment=MOMENTS)
     def prepare(self, moment: int | None) -> None:
         answer = called(self.transaction.prepare, moment)
+        if answer.error is None and answer.value is None and not self.written:  # there was nothing to prepare
+            self.may_refuse = True
+            return
         if answer.error is None:
             assert not (self.is_ended and self.written), "there is no error, and rows are not written"
             assert not self.has_given or answer.value is None
             self.handles += [] if answer.value is None else [answer.value]
             self.has_given = True
         else:
-            assert self.is_doubtful or self.is_ended or answer.interrupted, answer.error
+            assert self.may_refuse or self.is_ended or answer.interrupted, answer.error
             # a database may have committed, or not
-            self.doubtful = [[*self.written, *chain(*self.doubtful)], *self.doubtful] if answer.interrupted else self.doubtful
+            self.unsure = [[*self.written, *chain(*self.unsure)], *self.unsure] if answer.interrupted else self.unsure
             self.written = [] if not self.has_given else self.written
         self.is_ended = True
 
@@ -517,7 +524,7 @@ class Writing(RuleBasedStateMachine):
         """A child that ends what it has of its parent's, as with what `multiprocessing` forks in a `with` block."""
         batch = self.target.rows(self.fresh(2))
         in_child(self.transaction.abort if aborts else lambda: self.transaction.write(batch))
-        self.is_doubtful = True
+        self.may_refuse = True
         COUNTS["writing"]["forks"] += 1
 
     @precondition(lambda self: self.transaction is not None and self.written and not self.is_ended)
@@ -532,10 +539,10 @@ class Writing(RuleBasedStateMachine):
         if answer.error is None:
             self.certain += self.written if self.has_given else []
         else:
-            assert self.is_doubtful or answer.interrupted, answer.error
+            assert self.may_refuse or answer.interrupted, answer.error
             called(lambda: driver(self.target.sink))
             self.whole.append(self.written)
-        self.whole += self.doubtful
+        self.whole += self.unsure
         self.transaction, self.epoch = None, self.epoch + 1
         self.check()
 

@@ -316,7 +316,6 @@ def partitions(duckdb: Reader) -> Callable[[], None]:
 
 def test_a_short_run_over_tables(duckdb):
     find(appends(duckdb, is_narrow=True), 10)
-    find(partitions(duckdb), 3)
     find(changelogs(), 5)
 
 

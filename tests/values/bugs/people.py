@@ -1,4 +1,4 @@
-"""Injected bugs of what people use: batches lost or given twice after an interruption, and rows that no error tells of."""
+"""Injected bugs of what people use: batches lost or given twice after an interruption, and rows without an error."""
 
 from __future__ import annotations
 
