@@ -107,6 +107,18 @@ class _Recorded:
                 commits.refuse_another(job, self._driver_id, last.claim)
             raise
 
+    def warn_of_gap(self, job: str, epoch: int) -> None:
+        """Of batches between that the sink does not have. No error: Spark runs a batch without rows without a task, maybe."""
+        last = self.of(job)
+        if last is not None and last.epoch < epoch - 1 and capabilities.records_all_epochs(self._sink):
+            log.warning(
+                "job %s: the sink's last batch is %d, and this is batch %d. If the destination was restored from an older "
+                "backup, what the batches between have written is not in it: continue with a checkpoint of the same age",
+                job,
+                last.epoch,
+                epoch,
+            )
+
     def recover(self, job: str) -> None:
         """End what an earlier run of the job has left. In a task, since the driver's side of Spark does not know the query."""
         capabilities.end_left_over(self._sink, job, self._left_over, self._driver_id)
@@ -187,6 +199,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         asked = _requested(batchId, prepared, content)
         began_s = time.monotonic()
         self._recorded.refuse(job, batchId, content)
+        self._recorded.warn_of_gap(job, batchId)
         capabilities.reached(self.sink)
         if self._driver_id is None:
             self._commit_unsupervised(job, asked)

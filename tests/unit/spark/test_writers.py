@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
+from headrace.connectors.base import capabilities
 from headrace.connectors.base.capabilities import LeftoverCleanup, OutageRetry
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError, SupersededError
 from headrace.connectors.base.sink import Attempt, CommitList
@@ -333,6 +334,17 @@ def test_a_query_whose_first_batch_here_is_not_its_first_is_notified_of_once(mon
     assert caplog.text.count("is the first one") == 1
     StreamWriter(MemorySink(MemoryTransactionLog()), ["value"]).commit([PreparedMessage(JOB, 0, None)], 0)
     assert caplog.text.count("is the first one") == 1
+
+
+def test_a_destination_that_lacks_batches_between_is_warned_of(monkeypatch, sink, caplog):
+    """Restored from a backup that is older than the checkpoint; `headrace run` refuses it."""
+    new_process(monkeypatch)
+    monkeypatch.setattr(capabilities, "records_all_epochs", lambda _: True)
+    for epoch in (0, 1, 4):
+        pickle.dumps(writer := StreamWriter(sink, ["value"]))
+        writer.commit(messages(sink, epoch, [f"{epoch}"]), epoch)
+        assert caplog.text.count("the sink's last batch is 1, and this is batch 4") == (epoch == 4)
+    assert caplog.text.count("the sink's last batch") == 1
 
 
 def test_what_a_stopped_task_prepares_after_the_abort_of_a_batch_write_is_aborted_too(monkeypatch, sink, log):
