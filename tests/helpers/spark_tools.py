@@ -37,7 +37,12 @@ def start_session(**settings: str) -> SparkSession:
 
 
 def stop_session(session: SparkSession) -> None:
-    """Stop the session, and the JVM with it: the next one of this process starts its own JVM."""
+    """Stop the session, and the JVM with it: the next one of this process starts its own JVM.
+
+    Nothing is done where another module of the process has had the same session, and has stopped it.
+    """
+    if SparkContext._active_spark_context is not session.sparkContext:
+        return
     gateway: Any = session.sparkContext._gateway
     session.stop()
     gateway.shutdown()

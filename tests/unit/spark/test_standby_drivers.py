@@ -65,6 +65,7 @@ from headrace.testing import FakeKafka
 from pyspark_headrace import DefaultSource
 from tests.helpers import supervised_job
 from tests.helpers.python_path import python_path
+from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(sys.platform != "linux", reason="supervision is for Linux")]
 
@@ -124,6 +125,7 @@ def running(*command, tree="", **settings):
     environment = {**os.environ, TREE_VARIABLE: tree}
     with subprocess.Popen(command or ["sleep", "600"], env=environment, start_new_session=True, **settings) as process:
         try:
+            eventually(lambda: process_tree._environment(process.pid) or process.poll() is not None)  # it is being executed
             yield process
         finally:
             process.kill()
