@@ -38,6 +38,7 @@ _Check: TypeAlias = Callable[[Any], str | None]
 _REOPENS = r'\][ \t\r\n]*,[ \t\r\n]*"(?:[^"\\]|\\.)*"[ \t\r\n]*:[ \t\r\n]*\['
 """What a text holds that ends the array that it was put into, and starts another one: `1],"x":[2`. Values may hold it, too."""
 _BLANK = r"[ \t\r\n]*"
+_SCALAR = r'(?:[^"\[\]{},]*|[ \t\r\n]*"(?:[^"\\]|\\.)*"[ \t\r\n]*)'
 _LARGEST = sys.float_info.max
 _BRIEF = 120  # characters of the reader's own message
 
@@ -424,26 +425,27 @@ def _names(kind: pa.DataType) -> Iterator[str]:
         yield from _names(each.type)
 
 
-def _misfit_pattern(kind: pa.DataType) -> str:
-    """How a value starts that may not fit; empty where that is not known."""
+def _misfit_pattern(kind: pa.DataType, end: str = "") -> str:
+    """How a value starts that may not fit; empty where that is not known. `end`: of an array, which may come in its place."""
     types = pa.types
     if types.is_integer(kind):
         digits = len(str(2 ** (kind.bit_width - types.is_signed_integer(kind))))
         sign = "" if types.is_signed_integer(kind) else "|-"
-        return _other_than("0-9-") + rf"|-?[0-9]+[.eE]|-?[0-9]{{{digits}}}{sign}"
+        return _other_than("0-9-" + end) + rf"|-?[0-9]+[.eE]|-?[0-9]{{{digits}}}{sign}"
     if types.is_floating(kind):
-        return _other_than("0-9-") + r"|-?[0-9.]+[eE]\+?[0-9]{3}"
+        return _other_than("0-9-" + end) + r"|-?[0-9.]+[eE]\+?[0-9]{3}"
     if types.is_decimal(kind):
         whole, rest = max(0, kind.precision - kind.scale) + 1, max(0, kind.scale) + 1
         number = rf'"?[-+]?(?:[0-9]{{{whole}}}|[0-9]*\.[0-9]{{{rest}}}|[0-9.]+[eE])'
-        return _other_than('0-9"-') + rf'|{number}|"[^"]*[^-+0-9."]|""'
+        return _other_than('0-9"-' + end) + rf'|{number}|"[^"]*[^-+0-9."]|""'
     if types.is_boolean(kind):
-        return _other_than("tf")
+        return _other_than("tf" + end)
     if types.is_struct(kind):
-        return _other_than("{")
+        return _other_than("{" + end)
     if _is_list(kind):
-        return _other_than(r"\[")
-    return _other_than('"') if _is_text(kind) else ""
+        item = _misfit_pattern(kind.value_type, r"\]")
+        return _other_than(r"\[" + end) + (rf"|\[(?:{_SCALAR},)*{_BLANK}(?:{item})" if item else "")
+    return _other_than('"' + end) if _is_text(kind) else ""
 
 
 def _is_list(kind: pa.DataType) -> bool:
