@@ -92,6 +92,7 @@ soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipe
 
 soak-standby: $(INSTALLED) ## 200 takeovers of a Spark job by its standby: kills, stops, broker restarts, added partitions (an hour and a quarter)
 	$(BIN)/python -m tests.soak.standby_soak --takeovers 200 --result benchmarks/results/standby-soak.json
+	$(BIN)/python -m tests.soak.standby_defaults --result benchmarks/results/standby-defaults.json
 
 soak-tokens: $(INSTALLED) ## Bearer tokens that live for 20 seconds, in scripts and on Spark (ten minutes)
 	$(BIN)/python -m tests.soak.token_soak --result benchmarks/results/token-soak.json
