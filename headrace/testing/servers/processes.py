@@ -62,8 +62,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=log,
                 process_group=self._group,
-                env=self._environment,
-                **self._options,
+                **{"env": self._environment, **self._options},
             )
 
     @property
