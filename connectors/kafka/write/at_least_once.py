@@ -22,7 +22,7 @@ from headrace.connectors.kafka.write.transactions import Transactions
 class AtLeastOnceKafkaSink(KafkaSinkOptions, ImmediateSink):
     """Rows written by an idempotent producer, visible at once, and written again after a failure.
 
-    Columns, and the arguments `bootstrap`, `topic`, `properties`, `sasl`, `value` and `key`, as `KafkaSink`.
+    Columns, and the arguments of `KafkaSinkOptions`, as `KafkaSink`.
     """
 
     def begin(self, attempt: Attempt) -> _AtLeastOnceTransaction:

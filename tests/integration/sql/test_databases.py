@@ -53,6 +53,13 @@ def prepared(server) -> Iterator[SqlRig]:
         rig.roll_back(gid)
 
 
+def test_two_servers_have_no_folder_for_temporary_tables_in_common(server):
+    """A MariaDB that starts removes all such tables in its folder, also those of a server that is being installed."""
+    rig = SqlRig(server.url)
+    if not rig.is_postgresql:
+        assert Path(rig.execute("SELECT @@tmpdir")[0][0]).name.startswith("headrace-database-")
+
+
 def statuses(pids: Sequence[int]) -> set[str]:
     """Of those that are there and are not waiting for another process to ask how they ended."""
     return {psutil.Process(pid).status() for pid in pids if psutil.pid_exists(pid)} - {psutil.STATUS_ZOMBIE}
