@@ -269,11 +269,8 @@ class RunCore(Generic[SplitT, HandleT]):
         self._committing = ()
         self._failures = 0
         joined = [slot.number for slot in self._slots if slot.joined and slot.number is not None]
-        completed = self._core(ev.CheckpointCompleted(event.checkpoint_id))
-        # With the rows, not before them. And no refused position ends a run while its rows are being committed.
-        self._positions = [command for command in completed if isinstance(command, ev.PublishPositions)]
-        later = [command for command in completed if not isinstance(command, ev.PublishPositions)]
-        return [*(run.NotifyCheckpointStored(number, event.checkpoint_id) for number in joined), *later]
+        notified = (run.NotifyCheckpointStored(number, event.checkpoint_id) for number in joined)
+        return [*notified, *self._core(ev.CheckpointCompleted(event.checkpoint_id))]
 
     def _committed(self) -> list[run.RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
@@ -363,6 +360,10 @@ class RunCore(Generic[SplitT, HandleT]):
                 return self._force()  # its end becomes durable, and the run ends
             case ev.NoMoreSplits():
                 return []  # workers stay until the whole source is finished: others' splits may come to them
+            case ev.PublishPositions():
+                # With the rows, not before them. And no refused position ends a run while its rows are being committed.
+                self._positions = [command]
+                return []
             case _:
                 return [command]  # to the source
 
