@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,8 +65,7 @@ class OffsetLog:
 
     def last_batch(self) -> int | None:
         """The last batch that was planned; None where none was. Driver process. Raises as `query_id`."""
-        names = _names(f"{self.location.rstrip('/')}/offsets")
-        return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
+        return newest_batch(_names(f"{self.location.rstrip('/')}/offsets"))
 
     def is_committed(self, batch: int) -> bool:
         """Whether the batch is in the commit log: then no start runs it again. Driver process. Raises as `query_id`."""
@@ -95,6 +95,11 @@ class OffsetLog:
 _unreadable: set[str] = set()
 _ENDED = b'v1\n{"nextBatchWatermarkMs":0}'
 """An entry of Spark's commit log (`CommitMetadata`) of a query without a watermark, and without state."""
+
+
+def newest_batch(names: Iterable[str]) -> int | None:
+    """Of the files in a folder of an offset log, which has others too; None where there is none."""
+    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
 
 
 def _read(name: str) -> bytes:

@@ -110,7 +110,8 @@ class _Recorded:
     def warn_of_gap(self, job: str, epoch: int) -> None:
         """Of batches between that the sink does not have. No error: Spark runs a batch without rows without a task, maybe."""
         last = self.of(job)
-        if last is not None and last.epoch < epoch - 1 and capabilities.records_all_epochs(self._sink):
+        has_its_lists = isinstance(self._sink, capabilities.EpochRecord | capabilities.SingleCommit)
+        if has_its_lists and last is not None and last.epoch < epoch - 1:
             log.warning(
                 "job %s: the sink's last batch is %d, and this is batch %d. If the destination was restored from an older "
                 "backup, what the batches between have written is not in it: continue with a checkpoint of the same age",

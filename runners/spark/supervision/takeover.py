@@ -24,7 +24,7 @@ from headrace.connectors.base.immediate import ImmediateSink
 from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.driver_id import DRIVER_ID
-from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.offset_log import OffsetLog, newest_batch
 from headrace.runners.spark.pipeline import started_sink
 from headrace.runners.spark.private import hadoop_path, read_text
 from headrace.runners.spark.session import PIPELINES
@@ -88,7 +88,8 @@ class Takeover(Starter):
         return query
 
     def refuse_unreturned(self, returned: Sequence[RunningQuery]) -> None:
-        """Raise UsageError for a query that the job has started and has not returned, and that runs."""
+        """Raise UsageError for a running query that the job has not returned: no process would see it fail, and the driver
+        would end, and the query with it, after the others."""
         known = {query.id for query in returned}
         for query in self._running:
             if query.id not in known and query.isActive:
@@ -238,8 +239,7 @@ class _HadoopCheckpoint:
         filesystem, path = self._found("offsets")
         if not filesystem.exists(path):
             return None
-        names = [str(status.getPath().getName()) for status in filesystem.listStatus(path)]
-        return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
+        return newest_batch(str(status.getPath().getName()) for status in filesystem.listStatus(path))
 
     def complete(self, batch: int) -> None:
         """Nothing: Spark runs it again, and the sink skips it."""

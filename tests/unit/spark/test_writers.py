@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import functools
 import pickle
+import shutil
 from types import SimpleNamespace
 from typing import ClassVar
 from unittest.mock import Mock
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
-from headrace.connectors.base import capabilities
 from headrace.connectors.base.capabilities import LeftoverCleanup, OutageRetry
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError, SupersededError
 from headrace.connectors.base.sink import Attempt, CommitList
+from headrace.delta import DeltaSink
 from headrace.enumerator.errors import DeadlineExceededError, FencedError, PeerError
+from headrace.files import FileSink
 from headrace.runners.spark import writers
 from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamWriter
 from headrace.testing.memory_sink import MemoryCommitter, MemorySink, MemoryTransactionLog
@@ -336,15 +340,33 @@ def test_a_query_whose_first_batch_here_is_not_its_first_is_notified_of_once(mon
     assert caplog.text.count("is the first one") == 1
 
 
-def test_a_destination_that_lacks_batches_between_is_warned_of(monkeypatch, sink, caplog):
-    """Restored from a backup that is older than the checkpoint; `headrace run` refuses it."""
-    new_process(monkeypatch)
-    monkeypatch.setattr(capabilities, "records_all_epochs", lambda _: True)
-    for epoch in (0, 1, 4):
-        pickle.dumps(writer := StreamWriter(sink, ["value"]))
+def rows_of_files(folder):
+    return pq.read_table(folder)
+
+
+def rows_of_table(folder):
+    return DeltaTable(folder).to_pyarrow_table()
+
+
+@pytest.mark.parametrize(("make", "rows"), [(FileSink, rows_of_files), (DeltaSink, rows_of_table)])
+def test_a_destination_that_was_restored_from_an_older_backup_is_warned_of(monkeypatch, tmp_path, caplog, make, rows):
+    """`headrace run` refuses it. On Spark a batch may have had no tasks, so that the sink does not know of it."""
+    folder, backup = tmp_path / "rows", tmp_path / "backup"
+    if make is DeltaSink:
+        DeltaTable.create(folder, pa.schema({"value": pa.string()}))
+    sink = make(str(folder))
+    for epoch in range(6):
+        new_process(monkeypatch)
+        if epoch == 2:
+            shutil.copytree(folder, backup)
+        if epoch == 5:
+            shutil.rmtree(folder)
+            backup.rename(folder)
+        writer = pickle.loads(pickle.dumps(StreamWriter(sink, ["value"])))
         writer.commit(messages(sink, epoch, [f"{epoch}"]), epoch)
-        assert caplog.text.count("the sink's last batch is 1, and this is batch 4") == (epoch == 4)
+        assert ("the sink's last batch is 1, and this is batch 5" in caplog.text) == (epoch == 5)
     assert caplog.text.count("the sink's last batch") == 1
+    assert sorted(rows(folder)["value"].to_pylist()) == ["0", "1", "5"]
 
 
 def test_what_a_stopped_task_prepares_after_the_abort_of_a_batch_write_is_aborted_too(monkeypatch, sink, log):
