@@ -64,14 +64,16 @@ class JsonFormat(ValueFormat):
         if refused is not None:
             raise UsageError(f"JSON values cannot be read as {refused}; take a string, and convert it")
         try:
-            self._read(pa.array([b"null"], pa.binary()), b'{"v":[null]}')
+            found = self._read(pa.array([b"null"], pa.binary()), b'{"v":[null]}').type
         except pa.ArrowNotImplementedError as error:
             raise UsageError(f"JSON values cannot be read as {arrow_type}: {error}") from error
+        if found != self._read_type:
+            raise UsageError(f"JSON values cannot be read as {arrow_type}: objects have each field once")
         parse_float = Decimal if "decimal" in str(self._type) else None  # it costs as much as a small value
         self._decoder = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=parse_float, object_pairs_hook=_object)
         self._misfit = _check(self._type, "")
         self._misfits = "|".join(_misfits(self._type))
-        self._names = sorted({json.dumps(name, ensure_ascii=False) for name in _names(self._type)})
+        self._names = sorted({_quoted(each.name) for each in _fields(self._type)})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its arguments."""
@@ -401,28 +403,23 @@ _JSON = rf"\A{_json_pattern(6)}\z"
 
 
 def _misfits(kind: pa.DataType) -> list[str]:
-    """What finds fields, by their names anywhere, whose values may not fit. Of what is in arrays only objects' fields."""
+    """What finds fields, by their names anywhere, whose values may not fit."""
     names: dict[str, list[str]] = {}
-    _name_misfits(kind, names)
+    for each in _fields(kind):
+        names.setdefault(_misfit_pattern(each.type), []).append(re.escape(_quoted(each.name)[1:-1]))
     return [rf'"(?:{"|".join(sorted(set(each)))})"{_BLANK}:{_BLANK}(?:{pattern})' for pattern, each in names.items() if pattern]
 
 
-def _name_misfits(kind: pa.DataType, names: dict[str, list[str]]) -> None:
-    if _is_list(kind):
-        _name_misfits(kind.value_type, names)
-    elif pa.types.is_struct(kind):
-        for each in kind:
-            name = re.escape(json.dumps(each.name, ensure_ascii=False)[1:-1])
-            names.setdefault(_misfit_pattern(each.type), []).append(name)
-            _name_misfits(each.type, names)
-
-
-def _names(kind: pa.DataType) -> Iterator[str]:
-    """Of all fields, those in arrays and in other fields too."""
+def _fields(kind: pa.DataType) -> Iterator[pa.Field]:
+    """All of them, those in arrays and in other fields too."""
     for each in (kind.field(index) for index in range(kind.num_fields)):
         if pa.types.is_struct(kind):
-            yield each.name
-        yield from _names(each.type)
+            yield each
+        yield from _fields(each.type)
+
+
+def _quoted(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
 
 
 def _misfit_pattern(kind: pa.DataType, end: str = "") -> str:

@@ -229,7 +229,7 @@ def test_no_json_values_are_an_empty_column():
 
 @pytest.mark.parametrize("kind", [
     pa.map_(pa.string(), pa.int32()), pa.binary(), pa.time64("us"), pa.date32(), pa.duration("s"),
-    pa.month_day_nano_interval(),
+    pa.month_day_nano_interval(), pa.struct([("x", pa.int32()), ("x", pa.string())]),
 ])  # fmt: skip
 def test_a_type_that_json_does_not_give_back_is_refused_wherever_it_is(kind):
     for nested in (kind, pa.struct([("x", kind)]), pa.list_(kind)):
