@@ -14,6 +14,7 @@ from headrace.enumerator.ledger import Ledger, SplitState
 from headrace.enumerator.source import (
     Boundedness,
     DiscoveryResult,
+    IncrementalDiscovery,
     LogSource,
     Source,
     SourceReader,
@@ -21,7 +22,7 @@ from headrace.enumerator.source import (
     SplitDiscovery,
     SplitSerializer,
 )
-from headrace.enumerator.split import OffsetSplit, SourceSplit
+from headrace.enumerator.split import OffsetSplit, SizedSplit, SourceSplit
 
 __all__ = [
     "Boundedness",
@@ -31,10 +32,12 @@ __all__ = [
     "DiscoveryResult",
     "EagerEnumerator",
     "EmbeddedRun",
+    "IncrementalDiscovery",
     "LazyEnumerator",
     "Ledger",
     "LogSource",
     "OffsetSplit",
+    "SizedSplit",
     "Source",
     "SourceReader",
     "SourceSplit",

@@ -8,6 +8,7 @@ The contract of sinks is `headrace.connectors.base.sink`.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from typing import Any, Generic, Self
 
 import pyarrow as pa
 
-from headrace.enumerator.errors import RetriableError
+from headrace.enumerator.errors import ProtocolViolationError, RetriableError
 from headrace.enumerator.split import OffsetSplitT, SplitT
 
 JsonObject = Mapping[str, Any]
+ALL_SPLITS = sys.maxsize
+"""The limit of a discovery that is to find all there are."""
 
 
 class Boundedness(Enum):
@@ -36,12 +39,16 @@ class DiscoveryResult(Generic[SplitT]):
     `added` are splits with resolved positions; one that the ledger already knows is ignored there, so repeating an answer
     is harmless. `missing` are ids of known splits that no longer exist. `complete` states that no split will ever be added.
     `inconclusive`: why this is not all yet, where that holds up nothing else; the next look may tell. Not when `complete`.
+    `cursor` and `more` are those of an `IncrementalDiscovery`, which always gives a cursor: the place behind `added`, and
+    whether there are further splits behind it now.
     """
 
     added: Sequence[SplitT]
     missing: frozenset[str] = frozenset()
     complete: bool = False
     inconclusive: RetriableError | None = None
+    cursor: JsonObject | None = None
+    more: bool = False
 
 
 class SplitDiscovery(ABC, Generic[SplitT]):
@@ -72,6 +79,29 @@ class SplitDiscovery(ABC, Generic[SplitT]):
 
     def close(self) -> None:
         """Release connections. Called once, by the thread that made the discovery."""
+
+
+class IncrementalDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
+    """Finds splits in an order of its own, and states by a cursor how far it has come. For sources of very many finite splits.
+
+    The cursor is stored in place of the splits that were read to their end: those are forgotten, and are not asked for again.
+    A split is never found twice: not behind any cursor that follows one which it was found before.
+    """
+
+    @abstractmethod
+    def after(self, cursor: JsonObject | None, limit: int) -> DiscoveryResult[SplitT]:
+        """About `limit` splits behind the cursor, in order; `None` is the start that the user chose. A file's stay together.
+
+        Called with None once in the lifetime of a job, before its first checkpoint. The cursor is a small JSON object.
+        """
+
+    def initial(self) -> DiscoveryResult[SplitT]:
+        """All splits that there are now, for callers that have room for them."""
+        return self.after(None, ALL_SPLITS)
+
+    def later(self, known: Mapping[str, SplitT]) -> DiscoveryResult[SplitT]:
+        """Not for this kind: raises ProtocolViolationError."""
+        raise ProtocolViolationError(f"{type(self).__name__} continues at a cursor, and not by {len(known)} known splits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +174,14 @@ class Source(ABC, Generic[SplitT]):
         """BOUNDED when reading ends by itself."""
 
     @property
+    def finite_splits(self) -> bool:
+        """Whether each split has an end, which its reader reaches by itself. Default: if the source is bounded.
+
+        An engine that plans tasks then plans whole splits. Otherwise a task stops where a limit is reached or nothing comes.
+        """
+        return self.boundedness is Boundedness.BOUNDED
+
+    @property
     @abstractmethod
     def split_serializer(self) -> SplitSerializer[SplitT]:
         """The serializer of this source's splits."""
@@ -180,6 +218,12 @@ class Source(ABC, Generic[SplitT]):
 
         Asked before a runner goes back to an older checkpoint. Coordinator's process; may contact the source, and raises what
         that raises. Default: no one knows, and the readers tell.
+        """
+
+    def splits_finished(self, splits: Sequence[SplitT]) -> None:
+        """These were read to their end, durably: they may be archived or removed. Coordinator's process.
+
+        Each at least once, also again after a restore. Default: does nothing.
         """
 
     @property

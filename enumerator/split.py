@@ -19,6 +19,15 @@ class SourceSplit(Protocol):
         """Identity of the split: the same for ever, and never given to anything else (I5: a topic's id, not its name)."""
 
 
+@runtime_checkable
+class SizedSplit(SourceSplit, Protocol):
+    """A split that knows about how much is to be read of it, for runners that read so much at a time."""
+
+    @property
+    def size_bytes(self) -> int:
+        """As it is stored: compressed, where it is."""
+
+
 class OffsetSplit(SourceSplit, Protocol):
     """A split of a log: a range of integer offsets. Engines that plan tasks by themselves (Spark) can plan over these."""
 
