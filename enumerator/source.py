@@ -82,7 +82,7 @@ class SplitDiscovery(ABC, Generic[SplitT]):
 
 
 class IncrementalDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
-    """Finds splits in an order of its own, and states by a cursor how far it has come. For sources of very many finite splits.
+    """Finds splits in a fixed order, and states by a cursor how far it has come. For sources of very many finite splits.
 
     The cursor is stored in place of the splits that were read to their end: those are forgotten, and are not asked for again.
     A split is never found twice: not behind any cursor that follows one which it was found before.
@@ -96,7 +96,7 @@ class IncrementalDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
         """
 
     def initial(self) -> DiscoveryResult[SplitT]:
-        """All splits that there are now, for callers that have room for them."""
+        """All splits that there are now: they have to fit into memory."""
         return self.after(None, ALL_SPLITS)
 
     def later(self, known: Mapping[str, SplitT]) -> DiscoveryResult[SplitT]:
