@@ -1,5 +1,6 @@
 """What a program for Spark may import: the builders of sessions, `run` for a job that is started again when it fails,
-`metrics` for Prometheus, `read_source` for any bounded source, and `with_dead_letters` for where bad records go.
+`metrics` for Prometheus, `read_source` (a frame of any bounded source), `read_stream` (a streaming one of any source), and
+`with_dead_letters` for where bad records go.
 
 Needs `pip install 'headrace[spark]'`. `spark.read.format("headrace")` needs no import.
 """
@@ -11,13 +12,23 @@ if TYPE_CHECKING:
         MetricsServer,
         metrics,
         read_source,
+        read_stream,
         run,
         session_builder,
         warm_session_builder,
         with_dead_letters,
     )
 
-__all__ = ["MetricsServer", "metrics", "read_source", "run", "session_builder", "warm_session_builder", "with_dead_letters"]
+__all__ = [
+    "MetricsServer",
+    "metrics",
+    "read_source",
+    "read_stream",
+    "run",
+    "session_builder",
+    "warm_session_builder",
+    "with_dead_letters",
+]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has this name

@@ -18,7 +18,9 @@ from headrace.connectors.kafka.read.discovery import Positions
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.log_read import Limits, LogRead
+from headrace.enumerator.source import LogSource
+from headrace.enumerator.split import OffsetSplitT
+from headrace.runners.spark.log_read import Limits, LogRead, OffsetsFormat
 from headrace.spark.jvm_checkpoint import JvmCheckpoint
 from headrace.spark.kafka_formats import REGISTRY_PREFIX, read_formats
 from headrace.spark.kafka_offsets import KafkaOffsets
@@ -108,17 +110,24 @@ def _read(given: Mapping[str, Any], properties: dict[str, str], mode: Mode, want
     )
     bad = source.typed.bad_columns()
     source = source.with_columns((*source.columns, *bad))
-    return log_read(source, (*ALL_COLUMNS, *(["headers"] if given.get("includeHeaders", False) else []), *bad), given)
+    return kafka_log_read(source, (*ALL_COLUMNS, *(["headers"] if given.get("includeHeaders", False) else []), *bad), given)
 
 
-def log_read(source: KafkaSource, columns: tuple[str, ...], given: Mapping[str, Any]) -> LogRead[KafkaSplit]:
+def kafka_log_read(source: KafkaSource, columns: tuple[str, ...], given: Mapping[str, Any]) -> LogRead[KafkaSplit]:
     """How Spark reads this source: `given` are the options that do not describe it. Raises UsageError for limits at odds."""
+    return log_read(source, KafkaOffsets(source), columns, given)
+
+
+def log_read(
+    source: LogSource[OffsetSplitT], offsets: OffsetsFormat[OffsetSplitT], columns: tuple[str, ...], given: Mapping[str, Any]
+) -> LogRead[OffsetSplitT]:
+    """As `kafka_log_read`, of any log."""
     location, least, most = map(given.get, ("jvmCheckpoint", "minOffsetsPerTrigger", "maxOffsetsPerTrigger"))
     if least is not None and most is not None and least > most:
         raise UsageError(f"The value of minOffsetPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most}).")
     return LogRead(
         source=source,
-        offsets=KafkaOffsets(source),
+        offsets=offsets,
         columns=columns,
         limits=Limits(most, least, given.get("maxTriggerDelay", 900.0)),
         min_tasks=given.get("minPartitions"),

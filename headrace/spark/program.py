@@ -20,9 +20,19 @@ from headrace.runners.spark.supervision.jobs import FunctionName
 from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
 from headrace.runners.spark.supervision.status import StatusFile
 from headrace.runners.spark.supervision.supervisor import supervise
+from headrace.spark.any_stream import read_stream
 from headrace.spark.format import headrace_format
 
-__all__ = ["MetricsServer", "metrics", "read_source", "run", "session_builder", "warm_session_builder", "with_dead_letters"]
+__all__ = [
+    "MetricsServer",
+    "metrics",
+    "read_source",
+    "read_stream",
+    "run",
+    "session_builder",
+    "warm_session_builder",
+    "with_dead_letters",
+]
 
 _DEFAULT_RESTART = ExponentialDelay()
 

@@ -5,6 +5,7 @@ A task that fails is tried again from the split's start, and Spark forgets what 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -67,6 +68,12 @@ def pickled(value: object) -> bytes:
     return cast("bytes", cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
 
 
+@functools.lru_cache(maxsize=16)
+def loaded(data: bytes) -> Any:  # noqa: ANN401 - what was pickled
+    """Once in a process, so that what is kept by sink (connections, a driver's fence) is found for the next batch."""
+    return cloudpickle.loads(data)
+
+
 def converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The batch with this schema. Raises UsageError for a value that it cannot hold."""
     if batch.schema.equals(schema):
@@ -103,7 +110,7 @@ class BoundedSourceFormat(PickledFormat):
     PREFIX = "headrace_source_"
 
     def schema(self) -> StructType:
-        return spark_types(cloudpickle.loads(self.PICKLED))
+        return spark_types(loaded(self.PICKLED))
 
     def reader(self, schema: StructType) -> BoundedReader:
         return BoundedReader(self.PICKLED, to_arrow_schema(schema, timezone="UTC"))
@@ -117,7 +124,7 @@ class BoundedReader(DataSourceReader):
         self._source, self._schema = source, schema
 
     def partitions(self) -> list[InputPartition]:
-        source: Source[Any] = cloudpickle.loads(self._source)
+        source: Source[Any] = loaded(self._source)
         with closing(source.create_discovery()) as discovery:
             findings = discovery.initial()
         if not findings.complete:
@@ -127,6 +134,6 @@ class BoundedReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SplitsPartition):
             return  # Spark's stand-in for an empty list of partitions
-        source: Source[Any] = cloudpickle.loads(self._source)
+        source: Source[Any] = loaded(self._source)
         for batch in read_splits(source, partition.splits, source.schema.names, STALL_S):
             yield converted(batch, self._schema)

@@ -7,32 +7,35 @@ beforehand, and takes every row through the JVM again.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pyarrow as pa
-from pyspark import cloudpickle
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.bounded import PickledFormat, converted, pickled, register_once, spark_types
+from headrace.runners.spark.bounded import PickledFormat, converted, loaded, pickled, register_once, spark_types
 from headrace.runners.spark.driver_id import driver_id_of
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.readers import StreamReader
 from headrace.runners.spark.session import PIPELINES, told_parallelism_of
+from headrace.runners.spark.split_readers import SplitStreamReader
+from headrace.runners.spark.split_stream import SplitRead
 from headrace.runners.spark.writers import StreamWriter
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 Transformed = Callable[[pa.RecordBatch], Iterable[pa.RecordBatch]]  # what is to be written of a batch of the source's
+
+
+StreamRead = LogRead[Any] | SplitRead[Any]
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class PipelineWrite:
 class PipelineQuery:
     """A pipeline for Spark. `name` and `trigger` are Spark's `queryName` and the arguments of `DataStreamWriter.trigger`."""
 
-    read: LogRead[Any]
+    read: StreamRead
     sink: TwoPhaseSink[Any]
     transformed: Transformed
     checkpoint: str
@@ -58,15 +61,10 @@ class PipelineQuery:
 
     def start(self, spark: SparkSession) -> StreamingQuery:
         """Start it. Raises UsageError for a type of the source that Spark has not, and for what cannot travel to its tasks."""
-        spark_types(self.read.source)
-        read = replace(self.read, parallelism=told_parallelism_of(spark))
         write = PipelineWrite(self.sink, self.transformed, self.read.source.schema, OffsetLog(self.checkpoint))
-        try:
-            source, sink = PipelineSourceFormat.of(read), PipelineSinkFormat.of(write)
-        except Exception as error:
-            raise UsageError(f"the pipeline cannot be sent to Spark's tasks: {type(error).__name__}: {error}") from error
+        sink = _format_of(PipelineSinkFormat, write)
+        frame = read_frame(spark, self.read)
         _sinks[sink.name()] = sink
-        frame = spark.readStream.format(register_once(spark, source)).load()
         writer = frame.writeStream.format(register_once(spark, sink)).outputMode("append")
         writer = writer.option("checkpointLocation", self.checkpoint)
         if self.name is not None:
@@ -76,29 +74,49 @@ class PipelineQuery:
         return writer.start()
 
 
-@functools.lru_cache(maxsize=16)
-def _loaded(data: bytes) -> Any:  # noqa: ANN401 - what was pickled
-    """Once in a process, so that what is kept by sink (connections, a driver's fence) is found for the next batch."""
-    return cloudpickle.loads(data)
+FormatT = TypeVar("FormatT", bound=PickledFormat)
+
+
+def read_frame(spark: SparkSession, read: StreamRead) -> DataFrame:
+    """A streaming frame of the source. Raises UsageError for a type that Spark has not, and for what cannot travel to tasks."""
+    spark_types(read.source)
+    source = _format_of(PipelineSourceFormat, replace(read, parallelism=told_parallelism_of(spark)))
+    return spark.readStream.format(register_once(spark, source)).load()
+
+
+def _format_of(kind: type[FormatT], held: object) -> type[FormatT]:
+    try:
+        return kind.of(held)
+    except Exception as error:
+        raise UsageError(f"the pipeline cannot be sent to Spark's tasks: {type(error).__name__}: {error}") from error
 
 
 class PipelineSourceFormat(PickledFormat):
-    """The base of the formats that pipelines are read by. Each holds a `LogRead`."""
+    """The base of the formats that pipelines are read by. Each holds a `LogRead` or a `SplitRead`."""
 
     PREFIX = f"{PIPELINES}source_"
 
     def schema(self) -> StructType:
         return spark_types(self._read().source)
 
-    def streamReader(self, schema: StructType) -> PipelineReader:  # noqa: N802 - Spark's name
-        return PipelineReader(self._read(), schema)
+    def streamReader(self, schema: StructType) -> PipelineReader | SplitStreamReader[Any]:  # noqa: N802 - Spark's name
+        read = self._read()
+        if isinstance(read, LogRead):
+            return PipelineReader(read, schema)
+        return SplitStreamReader(read, to_arrow_schema(schema, timezone="UTC"))
 
-    def _read(self) -> LogRead[Any]:
-        return cast("LogRead[Any]", _loaded(self.PICKLED))
+    def _read(self) -> StreamRead:
+        return cast("StreamRead", loaded(self.PICKLED))
 
 
 class PipelineReader(StreamReader[Any]):
     """A streaming read whose batches have the types that Spark has for those of the source."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"job": pickled(self._job)}  # Spark need not know how a source is pickled
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._job = loaded(state["job"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task. Worker process. Raises UsageError for a value that Spark would cut."""
@@ -114,7 +132,7 @@ class PipelineSinkFormat(PickledFormat):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> PipelineWriter:  # noqa: FBT001, N802 - Spark's
         del schema, overwrite  # as `PipelineQuery.start` has it
-        return PipelineWriter(cast("PipelineWrite", _loaded(self.PICKLED)), driver_id_of(self.options))
+        return PipelineWriter(cast("PipelineWrite", loaded(self.PICKLED)), driver_id_of(self.options))
 
 
 class PipelineWriter(StreamWriter[Any]):
@@ -125,7 +143,7 @@ class PipelineWriter(StreamWriter[Any]):
         self._pickled = pickled((write.transformed, write.schema))  # Spark pickles the writer, and by another way
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        transformed, schema = _loaded(self._pickled)
+        transformed, schema = loaded(self._pickled)
         for batch in super()._rows(batches):
             if batch.num_rows:
                 yield from (rows for rows in transformed(converted(batch, schema)) if rows.num_rows)

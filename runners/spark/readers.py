@@ -118,7 +118,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """The mark of a query without a checkpoint, and no position. Driver; Spark calls it for every run of batch 0."""
-        return _offset(self._planner.initial_offsets())
+        return offset_of(self._planner.initial_offsets())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         limits = self._job.limits
@@ -128,9 +128,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         most, least = _bounds(limit, self._job.limits.min_offsets)
-        end = self._planner.next_offsets(_text(start), most, least)
+        end = self._planner.next_offsets(text_of(start), most, least)
         report(None)  # of which query, is not known here
-        return _offset(end)
+        return offset_of(end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Read only what is there now, then end. Driver, once per run, before the first batch."""
@@ -138,17 +138,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         latest = self._planner.latest_seen()
-        return None if latest is None else _offset(latest)
+        return None if latest is None else offset_of(latest)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return [SplitsPartition(splits) for splits in self._planner.tasks(_text(start), _text(end))]
+        return [SplitsPartition(splits) for splits in self._planner.tasks(text_of(start), text_of(end))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._job, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """The batch that ends here is committed. Driver, while the next batch is made."""
-        self._planner.committed(_text(end))
+        self._planner.committed(text_of(end))
 
     def stop(self) -> None:
         """Release connections. Spark does not always call it."""
@@ -165,9 +165,9 @@ def _bounds(limit: ReadLimit, min_offsets: int | None) -> tuple[int | None, int 
             return None, None
 
 
-def _offset(text: str) -> dict[str, Any]:
+def offset_of(text: str) -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(text))
 
 
-def _text(offset: dict[str, Any]) -> str:
+def text_of(offset: dict[str, Any]) -> str:
     return json.dumps(offset, separators=(",", ":"))

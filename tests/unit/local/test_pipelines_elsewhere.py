@@ -37,6 +37,7 @@ from tests.helpers import run_jobs
 from tests.helpers.beam_rig import on_direct
 from tests.helpers.envelopes import body_of
 from tests.helpers.spark_in_process import InProcessSpark
+from tests.helpers.split_sources import Feed, Pile, Shelf
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PARTITIONS = 3
@@ -68,6 +69,10 @@ def seen(kafka):
 def copying(kafka, transform=run_jobs.narrow, sink=None, **source):
     sink = KafkaSink(kafka.bootstrap, topic="out") if sink is None else sink
     return Pipeline(KafkaSource(kafka.bootstrap, topics=["in"], **source), sink, transform)
+
+
+def _values(batch):
+    return pa.RecordBatch.from_pydict({"value": batch.column("value").cast(pa.binary())})
 
 
 def savepoint_of(kafka, path, offsets, serializer=None, topic="in"):
@@ -164,7 +169,7 @@ class TestOnSpark:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"subscribe": "in"}, "'subscribe' is not known to a pipeline's query"),
+            ({"subscribe": "in"}, "'subscribe' is not known to a streaming query of this source"),
             ({"maxOffsetsPerTriger": 1}, "did you mean 'maxOffsetsPerTrigger'"),
             ({"maxOffsetsPerTrigger": 1, "minOffsetsPerTrigger": 2}, "is higher than"),
             ({"checkpointLocation": " "}, "checkpointLocation must be"),
@@ -174,11 +179,22 @@ class TestOnSpark:
         with pytest.raises(UsageError, match=message):
             copying(kafka).start_on_spark(spark, **{"checkpointLocation": str(tmp_path), **options})
 
+    def test_a_source_of_any_kind_can_be_its_source(self, kafka, spark, tmp_path):
+        shelf, memory = Shelf(), MemoryLog()
+        memory.create("a")
+        memory.append("a", ["log"])
+        shelf.add("a", "feed or pile")
+        for source in (MemorySource(memory), Feed(shelf), Pile(shelf)):
+            pipeline = Pipeline(source, KafkaSink(kafka.bootstrap, topic="out"), _values)
+            for _ in range(2):
+                checkpoint = str(tmp_path / source.name)
+                pipeline.start_on_spark(spark, checkpointLocation=checkpoint).processAllAvailable()
+        assert sorted(record.value for record in kafka.records("out")) == [b"feed or pile", b"feed or pile", b"log"]
+
     @pytest.mark.parametrize(
         ("source", "message"),
         [
-            (BeamSource(beam.io.ReadFromText("none", validate=False)), r"'beam' cannot be a streaming query.*read_source"),
-            (MemorySource(MemoryLog()), "cannot be a streaming query"),
+            (MemorySource(MemoryLog(), bounded=True), r"stop cannot be carried over.*availableNow"),
             (KafkaSource("x:1", topics=["in"], stop=Latest()), r"stop cannot be carried over.*availableNow"),
             (KafkaSource("x:1", topics=["in"], discovery_interval_s=None), "discovery_interval_s=None cannot be carried over"),
         ],

@@ -1,0 +1,135 @@
+"""Any source as a streaming frame of Spark: `read_stream`, and what a pipeline's query reads.
+
+How Spark can plan a source depends on its splits. A log's are ranges of offsets, whose ends the driver asks for. Others are
+read whole where they have an end (`Source.finite_splits`), and else as far as each task gets, which it records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors.kafka.read.source import KafkaSource
+from headrace.enumerator.errors import UsageError
+from headrace.enumerator.source import Boundedness, LogSource, Source
+from headrace.runners.restarts import duration_s
+from headrace.runners.spark.log_offsets import SplitOffsets
+from headrace.runners.spark.pipeline import StreamRead, read_frame
+from headrace.runners.spark.split_stream import SplitRead, checkpoint_of
+from headrace.runners.spark.split_tasks import TaskLimits
+from headrace.runners.spark.version import require_pyspark
+from headrace.spark.kafka_options import SOURCE_OPTIONS
+from headrace.spark.kafka_read import kafka_log_read, log_read
+from headrace.spark.options import Option, OptionTable, integer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_OF_LOGS = (
+    *("startFromSavepoint", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
+    *("maxRecordsPerPartition", "minPartitions"),
+)
+_OF_KAFKA = (*_OF_LOGS, "kafkaConsumer.pollTimeoutMs")
+_MAX_BYTES = Option("maxBytesPerTrigger", integer(1), "about this many bytes in a batch")
+
+
+def _table(shared: Sequence[str], *own: Option) -> OptionTable:
+    options = [*(option for option in SOURCE_OPTIONS if option.name in shared), *own]
+    names = ", ".join(option.name for option in options)
+    whose = "a streaming query of this source"
+    return OptionTable(options, whose, whose, nothing_alike=f"there are: {names}; everything else is said by the source itself")
+
+
+KAFKA_OPTIONS = _table(_OF_KAFKA)
+LOG_OPTIONS = _table(_OF_LOGS)
+FINITE_OPTIONS = _table(
+    ["startFromSavepoint"], Option("maxSplitsPerTrigger", integer(1), "most splits in a batch, such as files"), _MAX_BYTES
+)
+OPEN_OPTIONS = _table(
+    ["startFromSavepoint"],
+    Option("maxRecordsPerTrigger", integer(1), "about this many records in a batch, divided among its tasks"),
+    _MAX_BYTES,
+    Option(
+        "maxTriggerDuration",
+        lambda option, value: duration_s(f"option '{option.name}'", value),
+        "the longest that a task of a batch waits and reads",
+    ),
+)
+
+
+def read_stream(
+    spark: SparkSession,
+    source: Source[Any],
+    *,
+    checkpointLocation: str | None = None,  # noqa: N803 - Spark's name
+    **options: object,
+) -> DataFrame:
+    """A streaming frame of any source, with its columns; exactly once with headrace's sinks. Call it in the driver.
+
+    `checkpointLocation`: the query's own, as given to `writeStream`. It is needed where the source's splits have no end and
+    are no log's (`Source.finite_splits`, `LogSource`): tasks record there how far they have read. A task of such splits keeps
+    what it reads in memory until then.
+
+    `options` bound a batch. Of a log: those of `Pipeline.start_on_spark`. Of finite splits, such as files:
+    `maxSplitsPerTrigger` (1000) and `maxBytesPerTrigger`. Of others: `maxRecordsPerTrigger` (1000000), `maxBytesPerTrigger`
+    (256 MiB) and `maxTriggerDuration` (10s). Of all: `startFromSavepoint`. New splits are looked for every
+    `Source.discovery_interval_s`, without one when the query starts.
+
+    Raises UsageError, which names it, for an option, a type of a column that Spark does not have, or a source that cannot be
+    pickled.
+    """
+    require_pyspark()
+    if not isinstance(source, Source):
+        raise UsageError(f"read_stream needs a headrace Source, not {type(source).__name__}")
+    return read_frame(spark, stream_read(source, checkpointLocation, options))
+
+
+def stream_read(source: Source[Any], checkpoint: str | None, options: Mapping[str, object]) -> StreamRead:
+    """How Spark reads it. Does no I/O. Raises UsageError naming the option at fault."""
+    written = {name: _text(value) for name, value in options.items()}
+    if isinstance(source, KafkaSource):
+        given, _ = KAFKA_OPTIONS.parse(written)
+        _check_kafka(source)
+        return kafka_log_read(source, tuple(source.schema.names), given)
+    if isinstance(source, LogSource):
+        given, _ = LOG_OPTIONS.parse(written)
+        _check_endless(source)
+        return log_read(source, SplitOffsets(source), tuple(source.schema.names), given)
+    return _split_read(source, checkpoint, written)
+
+
+def _split_read(source: Source[Any], checkpoint: str | None, written: Mapping[str, str]) -> SplitRead[Any]:
+    given, _ = (FINITE_OPTIONS if source.finite_splits else OPEN_OPTIONS).parse(written)
+    savepoint, most_bytes = given.get("startFromSavepoint"), given.get("maxBytesPerTrigger")
+    if source.finite_splits:
+        most = given.get("maxSplitsPerTrigger", SplitRead.most_splits)
+        return SplitRead(source=source, most_splits=most, most_bytes=most_bytes, savepoint=savepoint)
+    default = TaskLimits()
+    limits = TaskLimits(
+        given.get("maxRecordsPerTrigger", default.records),
+        default.size_bytes if most_bytes is None else most_bytes,
+        given.get("maxTriggerDuration", default.seconds),
+    )
+    read = SplitRead(source=source, checkpoint=checkpoint, limits=limits, savepoint=savepoint)
+    checkpoint_of(read)
+    return read
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _check_endless(source: Source[Any]) -> None:
+    if source.boundedness is not Boundedness.UNBOUNDED:
+        raise UsageError(
+            "stop cannot be carried over: a streaming query of a log has no end. Leave it out; trigger={'availableNow': True} "
+            "ends the query when all is read that was there when it started"
+        )
+
+
+def _check_kafka(source: KafkaSource) -> None:
+    _check_endless(source)
+    if source.discovery_interval_s is None:
+        raise UsageError(
+            "discovery_interval_s=None cannot be carried over: Spark looks for new partitions whenever it plans a batch"
+        )

@@ -1,0 +1,110 @@
+"""Where tasks record how far they have read, so that a replay, a retry or a twin of a task reads exactly as far.
+
+`<location>/<chain>/<sequence>-<reading>-<task>`: one small file for each task, created by the first of its attempts that has
+read. Called in Spark's workers, and by the planner in the driver's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+from uuid import uuid4
+
+from headrace.connectors.files.store import Store, normal_path, open_store
+from headrace.enumerator.errors import UsageError
+from headrace.enumerator.split import SplitT
+from headrace.runners.spark.split_state import Reading, ReadingFormat, SplitEnd, TaskEnds
+
+FOLDER = "headrace-ends"
+"""In the query's checkpoint, whose copies have it too."""
+
+KEPT_READINGS = 100
+"""As many as Spark keeps of a query's batches by default: a copy of its checkpoint may go back as far."""
+_SWEEP_EVERY = 20
+
+
+@dataclass(frozen=True, slots=True)
+class TaskName:
+    """One task of one reading."""
+
+    chain: str
+    sequence: int
+    reading: str
+    task: int
+
+    @classmethod
+    def of(cls, reading: Reading[SplitT], task: int) -> TaskName:
+        return cls(reading.chain, reading.sequence, reading.reading, task)
+
+    @property
+    def file(self) -> str:
+        return f"{self.chain}/{self.sequence:012d}-{self.reading}-{self.task}"
+
+
+@dataclass(frozen=True, slots=True)
+class EndsLog(Generic[SplitT]):
+    """The records of the query whose checkpoint is at `checkpoint`: a local path, or a URL that fsspec knows. Picklable."""
+
+    format: ReadingFormat[SplitT]
+    checkpoint: str
+
+    def prepare(self, chain: str) -> None:
+        """Make the folder of a query's records. Raises UsageError for a store in which two attempts could both create one."""
+        store = self._store()
+        store.make_folder(chain)
+        store.check_exclusive(chain)
+
+    def find(self, task: TaskName) -> TaskEnds[SplitT] | None:
+        """What an attempt has recorded; None where none has. Raises StateError for a damaged record."""
+        try:
+            data = self._store().read(task.file)
+        except FileNotFoundError:
+            return None
+        return self.format.ends_from_json(data, f"{self.checkpoint}/{FOLDER}/{task.file}")
+
+    def record(self, task: TaskName, ends: TaskEnds[SplitT]) -> bool:
+        """Record it, durably. False where another attempt has recorded its own.
+
+        Raises UsageError where the folder that the planner has made is not there: the checkpoint is another machine's.
+        """
+        try:
+            self._store().create(task.file, self.format.ends_to_json(ends), f"{task.chain}/.{uuid4().hex}.tmp")
+        except FileExistsError:
+            return False
+        except FileNotFoundError as error:
+            raise UsageError(
+                f"the checkpoint at {self.checkpoint} is not what the driver sees there. Tasks record in it how far they have "
+                "read: put it where driver and executors see the same folder"
+            ) from error
+        return True
+
+    def closed(self, reading: Reading[SplitT]) -> Sequence[TaskEnds[SplitT]]:
+        """Where the tasks of a reading have stopped, whose batch is committed. Driver's process.
+
+        A task without a record has given no row to anything that counts. A record is made for it, that it has read nothing, so
+        that an attempt which is still under way somewhere can make none.
+        """
+        return [self._closed(TaskName.of(reading, number), splits) for number, splits in enumerate(reading.tasks)]
+
+    def remove_old(self, reading: Reading[SplitT]) -> None:
+        """Remove the query's records that no replay can ask for any more. What cannot be removed now is the next call's."""
+        if reading.sequence % _SWEEP_EVERY:
+            return
+        store = self._store()
+        for name in store.names(reading.chain):
+            sequence = name.partition("-")[0]
+            if sequence.isdecimal() and int(sequence) < reading.sequence - KEPT_READINGS:
+                store.remove(f"{reading.chain}/{name}")
+
+    def _closed(self, task: TaskName, splits: Sequence[SplitT]) -> TaskEnds[SplitT]:
+        nothing = TaskEnds({split.split_id: SplitEnd(split, 0, finished=False) for split in splits}, is_limited=False)
+        if (found := self.find(task)) is not None:
+            return found
+        if self.record(task, nothing):
+            return nothing
+        return self._closed(task, splits)
+
+    def _store(self) -> Store:
+        options: dict[str, Any] = {}
+        return open_store(f"{normal_path(self.checkpoint)}/{FOLDER}", options)

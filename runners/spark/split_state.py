@@ -1,0 +1,195 @@
+"""What a query's checkpoint holds of a source whose splits Spark cannot cut: which splits its batches read, and from where.
+
+Spark stores the end of a batch before the batch runs, and where it ends is not known then. So an end is not a position but a
+`Reading`: the splits that the batch reads, where each of them starts, and a name that no other reading has. Under that name the
+tasks record where they have stopped (`split_ends.py`). A reading of finite splits needs no record: it ends where they end.
+
+What is stored, in the envelope of `headrace.enumerator.envelope`, version 1:
+
+    {"source": "lines", "initial": false, "chain": "<uuid>", "sequence": 7, "reading": "<uuid>", "split_version": 1,
+     "tasks": [[{...}, {...}], [{...}]], "unread": [{...}], "finished": [{...}], "cursor": null, "more": false,
+     "exhausted": false}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic
+from uuid import uuid4
+
+from headrace.enumerator.envelope import Envelope, readable_version, stored_number, stored_text, stored_truth
+from headrace.enumerator.errors import StateError
+from headrace.enumerator.source import JsonObject, Source, SplitSerializer
+from headrace.enumerator.split import SplitT
+
+SPLITS = Envelope("headrace-splits", "offset of a batch")
+ENDS = Envelope("headrace-ends", "record of where a task stopped")
+_WHERE = "the query's checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Generic[SplitT]):
+    """What the batch that ends here reads, and what is left.
+
+    `tasks`: of each task its splits, where they start. `unread`: found, and in no task of this batch. `finished`: read to their
+    end, as far as discovery has to be told of them. `cursor` and `more` are those of an incremental discovery. `exhausted`: no
+    split will ever be added. `chain` names the query, `sequence` counts its readings, and `reading` names this one.
+    """
+
+    chain: str
+    sequence: int
+    reading: str
+    tasks: tuple[tuple[SplitT, ...], ...]
+    unread: tuple[SplitT, ...] = ()
+    finished: tuple[SplitT, ...] = ()
+    cursor: JsonObject | None = None
+    more: bool = False
+    exhausted: bool = False
+
+    @property
+    def splits(self) -> list[SplitT]:
+        return [split for task in self.tasks for split in task]
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog(Generic[SplitT]):
+    """What there is to read once a reading is over. `is_limited`: a task has stopped at a limit, so more is there."""
+
+    unread: tuple[SplitT, ...] = ()
+    finished: tuple[SplitT, ...] = ()
+    cursor: JsonObject | None = None
+    more: bool = False
+    exhausted: bool = False
+    is_limited: bool = False
+
+    def known(self) -> dict[str, SplitT]:
+        return {split.split_id: split for split in (*self.finished, *self.unread)}
+
+
+@dataclass(frozen=True, slots=True)
+class SplitEnd(Generic[SplitT]):
+    """Where a task stopped reading a split: after `rows` records, which a replay counts, at the position of `split`."""
+
+    split: SplitT
+    rows: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnds(Generic[SplitT]):
+    """Where a task stopped reading each of its splits. `is_limited`: at a limit, and not because nothing came."""
+
+    ends: Mapping[str, SplitEnd[SplitT]]
+    is_limited: bool
+
+
+def next_reading(
+    before: Reading[SplitT] | None, backlog: Backlog[SplitT], tasks: Sequence[Sequence[SplitT]]
+) -> Reading[SplitT]:
+    """The reading of these tasks, with what of the backlog they leave. `before` is None for a query's first one."""
+    read = {split.split_id for task in tasks for split in task}
+    return Reading(
+        uuid4().hex if before is None else before.chain,
+        0 if before is None else before.sequence + 1,
+        uuid4().hex,
+        tuple(tuple(task) for task in tasks),
+        tuple(split for split in backlog.unread if split.split_id not in read),
+        backlog.finished,
+        backlog.cursor,
+        backlog.more,
+        backlog.exhausted,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingFormat(Generic[SplitT]):
+    """Readings and ends of one source as JSON. Picklable."""
+
+    source: Source[SplitT]
+    _serializer: SplitSerializer[SplitT] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_serializer", self.source.split_serializer)
+
+    def initial_mark(self) -> str:
+        """The start of a query without a checkpoint: the same text however often Spark asks, and no position."""
+        return SPLITS.seal({"source": self.source.name, "initial": True}).decode()
+
+    def to_json(self, reading: Reading[SplitT]) -> str:
+        body = {
+            "source": self.source.name,
+            "initial": False,
+            "chain": reading.chain,
+            "sequence": reading.sequence,
+            "reading": reading.reading,
+            "split_version": self._serializer.version,
+            "tasks": [self._stored(task) for task in reading.tasks],
+            "unread": self._stored(reading.unread),
+            "finished": self._stored(reading.finished),
+            "cursor": reading.cursor,
+            "more": reading.more,
+            "exhausted": reading.exhausted,
+        }
+        return SPLITS.seal(body).decode()
+
+    def from_json(self, text: str) -> Reading[SplitT] | None:
+        """What `to_json` wrote; None for the mark. Raises StateError for anything else, such as another source's."""
+        body = SPLITS.open(text, _WHERE)
+        with SPLITS.reading(_WHERE):
+            self._check_source(body)
+            if stored_truth(body["initial"]):
+                return None
+            version = readable_version(body["split_version"], self._serializer.version)
+            return Reading(
+                chain=stored_text(body["chain"]),
+                sequence=stored_number(body["sequence"]),
+                reading=stored_text(body["reading"]),
+                tasks=tuple(self._read(version, task) for task in body["tasks"]),
+                unread=self._read(version, body["unread"]),
+                finished=self._read(version, body["finished"]),
+                cursor=_stored_cursor(body["cursor"]),
+                more=stored_truth(body["more"]),
+                exhausted=stored_truth(body["exhausted"]),
+            )
+
+    def ends_to_json(self, ends: TaskEnds[SplitT]) -> bytes:
+        stored = [
+            {"split": self._serializer.serialize(end.split), "rows": end.rows, "finished": end.finished}
+            for end in ends.ends.values()
+        ]
+        return ENDS.seal({"split_version": self._serializer.version, "ends": stored, "limited": ends.is_limited})
+
+    def ends_from_json(self, data: bytes, where: str) -> TaskEnds[SplitT]:
+        """What `ends_to_json` wrote. Raises StateError, naming `where`, for anything else."""
+        body = ENDS.open(data, where)
+        with ENDS.reading(where):
+            version = readable_version(body["split_version"], self._serializer.version)
+            ends = [
+                SplitEnd(
+                    self._serializer.deserialize(version, item["split"]),
+                    stored_number(item["rows"]),
+                    stored_truth(item["finished"]),
+                )
+                for item in body["ends"]
+            ]
+            return TaskEnds({end.split.split_id: end for end in ends}, stored_truth(body["limited"]))
+
+    def _check_source(self, body: Mapping[str, Any]) -> None:
+        if body["source"] != self.source.name:
+            raise StateError(
+                f"{_WHERE} is of a {body['source']!r} source and cannot restore a {self.source.name!r} source. Start the query "
+                "with the source that it had, or with a new checkpoint"
+            )
+
+    def _stored(self, splits: Sequence[SplitT]) -> list[JsonObject]:
+        return [self._serializer.serialize(split) for split in splits]
+
+    def _read(self, version: int, items: Sequence[JsonObject]) -> tuple[SplitT, ...]:
+        return tuple(self._serializer.deserialize(version, item) for item in items)
+
+
+def _stored_cursor(value: object) -> JsonObject | None:
+    if value is not None and not isinstance(value, dict):
+        raise TypeError(f"its cursor is a JSON {type(value).__name__}")
+    return value

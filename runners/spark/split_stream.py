@@ -1,0 +1,340 @@
+"""What a streaming query's driver decides of a source whose splits Spark cannot cut. No PySpark in here.
+
+The planner of logs, whose splits are ranges of offsets, is `stream.py`. Here a batch reads whole splits, where these have an
+end (files), as many as a trigger may have; or some of every split, up to where its tasks stop (`split_tasks.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Generic
+
+from headrace.enumerator.checkpoint import CheckpointSerializer
+from headrace.enumerator.errors import HeadraceError, OutageError, UsageError, is_retriable
+from headrace.enumerator.resumed import ResumedDiscovery
+from headrace.enumerator.source import DiscoveryResult, IncrementalDiscovery, Source, SourceReader, SplitDiscovery
+from headrace.enumerator.source_driver import FailureLog, PositionPublisher
+from headrace.enumerator.split import SizedSplit, SplitT
+from headrace.runners.spark.split_ends import EndsLog, TaskName
+from headrace.runners.spark.split_state import Backlog, Reading, ReadingFormat, TaskEnds, next_reading
+from headrace.runners.spark.split_tasks import OpenTask, TaskLimits
+
+log = logging.getLogger(__name__)
+
+TASK_BYTES = 128 << 20
+"""Finite splits are packed into one task up to this size (spark.sql.files.maxPartitionBytes)."""
+OPENING_BYTES = 4 << 20
+"""What to open a split costs, as if it were larger by that (spark.sql.files.openCostInBytes). Also the size of one unknown."""
+_PROBE_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitRead(Generic[SplitT]):
+    """A source that is not a log, and how a streaming query reads it. Picklable.
+
+    `checkpoint`: the query's, where tasks record how far they have read; None for a source of finite splits. `most_splits` and
+    `most_bytes` bound a batch of finite splits, `limits` one of others. `parallelism`: how many tasks run at once, if known.
+    A task that gets nothing for `stall_s` seconds fails. `savepoint`: path or URI of a savepoint of a run with which a query
+    without a checkpoint starts.
+    """
+
+    source: Source[SplitT]
+    checkpoint: str | None = None
+    most_splits: int = 1000
+    most_bytes: int | None = None
+    limits: TaskLimits = field(default_factory=TaskLimits)
+    parallelism: int | None = None
+    stall_s: float = 600.0
+    savepoint: str | None = None
+
+    def open_task(self, task: PlannedTask[SplitT]) -> OpenTask[SplitT]:
+        """A task of splits without an end, to be read. Worker process."""
+        assert task.name is not None
+        ends = EndsLog(ReadingFormat(self.source), checkpoint_of(self))
+        return OpenTask(self.source, task.splits, task.name, ends, self.limits.shared(task.tasks), self.stall_s)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTask(Generic[SplitT]):
+    """One of so many tasks of a batch, with its splits. Picklable. `name`: of one that records where it stops."""
+
+    splits: tuple[SplitT, ...]
+    tasks: int
+    name: TaskName | None
+
+
+class SplitPlanner(Generic[SplitT]):
+    """Plans the batches of one run of a query. Exists in the driver's Python process; called by one thread, as Spark does.
+
+    Readings go in and out as JSON text. Only the first reading of a query, planned for the first time, ever initialises.
+    """
+
+    def __init__(self, read: SplitRead[SplitT], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._looked_at = clock, -math.inf
+        self._read, self._source, self._format = read, read.source, ReadingFormat(read.source)
+        self._ends = None if read.source.finite_splits else EndsLog(self._format, checkpoint_of(read))
+        self._discovery = read.source.create_discovery()
+        self._missing: frozenset[str] = frozenset()
+        self._outages, self._inconclusive = FailureLog(), FailureLog()
+        tolerated = HeadraceError, OSError
+        self._publisher = PositionPublisher(read.source, FailureLog(), lambda error: isinstance(error, tolerated))
+        self._prepared: str | None = None
+        self._published: str | None = None
+        self._last_closed: tuple[str, Sequence[TaskEnds[SplitT]]] | None = None
+        self._probe: tuple[tuple[SplitT, ...], SourceReader[SplitT]] | None = None
+        self._pins_end = self._is_pinned = False
+
+    def initial_offsets(self) -> str:
+        """The mark of a query without a checkpoint; the same text however often Spark asks. Does no I/O."""
+        return self._format.initial_mark()
+
+    def next_offsets(self, start: str) -> str:
+        """What the batch that starts at `start` reads: `start` itself when there is nothing to be read now.
+
+        Raises what the source raises of missing splits, what the initial discovery raises, and StateError for an offset or a
+        record that cannot be read.
+        """
+        before = self._format.from_json(start)
+        over = Backlog() if before is None else self._over(before)
+        if before is not None:
+            self._note_savepoint()
+            self._publish(before, over)
+        try:
+            backlog = self._first_look() if before is None else self._look(over)
+        except Exception as error:
+            if before is None or self._pins_end or not (is_retriable(error) or isinstance(error, OutageError)):
+                raise
+            if self._outages.failed():
+                log.warning("the query continues, but finds nothing new until this is over: %s", error)
+            backlog = over
+        else:
+            if self._outages.worked():
+                log.warning("the source answers again")
+        tasks = self._tasks(backlog)
+        has_changed = backlog.known().keys() != over.known().keys()
+        if (
+            before is not None
+            and not (has_changed and not self._source.finite_splits)
+            and not self._is_worth_a_batch(backlog, tasks)
+        ):
+            return start
+        reading = next_reading(before, backlog, tasks)
+        if self._ends is not None:
+            self._keep_ends(self._ends, reading)
+        return self._format.to_json(reading)
+
+    def tasks(self, end: str) -> list[PlannedTask[SplitT]]:
+        """The tasks of the batch that ends there, also when it is run again."""
+        reading = self._format.from_json(end)
+        if reading is None:
+            return []
+        names = [None if self._ends is None else TaskName.of(reading, number) for number in range(len(reading.tasks))]
+        return [PlannedTask(splits, len(names), name) for splits, name in zip(reading.tasks, names, strict=True)]
+
+    def committed(self, end: str) -> None:
+        """The batch is in Spark's commit log: its positions may be published, and what it has finished is done with."""
+        reading = self._format.from_json(end)
+        if reading is None:
+            return
+        self._publish(reading, self._over(reading))
+
+    def pin_end(self) -> None:
+        """AvailableNow: the query ends when nothing is left of what the last look has found."""
+        self._pins_end = True
+
+    def close(self) -> None:
+        self._end_probe()
+        self._discovery.close()
+
+    def _publish(self, reading: Reading[SplitT], over: Backlog[SplitT]) -> None:
+        """The reading is durable. Once in a process, so again after a restart."""
+        if self._published == reading.reading:
+            return
+        if self._ends is None:
+            finished: Sequence[SplitT] = reading.splits
+        else:
+            recorded = self._closed(self._ends, reading)
+            finished = [end.split for task in recorded for end in task.ends.values() if end.finished]
+            if over.unread:
+                self._publisher.publish(over.unread)
+        if finished:
+            self._source.splits_finished(finished)
+        self._published = reading.reading
+
+    def _over(self, reading: Reading[SplitT]) -> Backlog[SplitT]:
+        """What is left when the reading is over, as it is: Spark asks for the next one only then."""
+        backlog = Backlog(reading.unread, reading.finished, reading.cursor, reading.more, reading.exhausted)
+        if self._ends is None:
+            return replace(backlog, finished=self._remembered(reading, reading.splits))
+        recorded = self._closed(self._ends, reading)
+        ends = [end for task in recorded for end in task.ends.values()]
+        return replace(
+            backlog,
+            unread=(*(end.split for end in ends if not end.finished), *reading.unread),
+            finished=self._remembered(reading, [end.split for end in ends if end.finished]),
+            is_limited=any(task.is_limited for task in recorded),
+        )
+
+    def _closed(self, ends: EndsLog[SplitT], reading: Reading[SplitT]) -> Sequence[TaskEnds[SplitT]]:
+        if self._last_closed is None or self._last_closed[0] != reading.reading:
+            self._last_closed = reading.reading, ends.closed(reading)
+        return self._last_closed[1]
+
+    def _remembered(self, reading: Reading[SplitT], finished: Sequence[SplitT]) -> tuple[SplitT, ...]:
+        """Finished splits are remembered only for a discovery that would find them again."""
+        if reading.exhausted or isinstance(self._discovery, IncrementalDiscovery):
+            return ()
+        return (*reading.finished, *finished)
+
+    def _first_look(self) -> Backlog[SplitT]:
+        if self._read.savepoint is not None:
+            found = self._resumed(self._read.savepoint).initial()
+        elif isinstance(self._discovery, IncrementalDiscovery):
+            found = self._discovery.after(None, self._read.most_splits)
+        else:
+            found = self._discovery.initial()
+        self._looked_at = self._clock()
+        self._is_pinned = self._pins_end and not found.more
+        return _with(Backlog(), found)
+
+    def _note_savepoint(self) -> None:
+        if self._read.savepoint is not None and self._published is None:
+            from headrace.runners.local.savepoints import shown
+
+            log.warning("the query continues from its checkpoint; savepoint %s is not looked at", shown(self._read.savepoint))
+
+    def _resumed(self, location: str) -> SplitDiscovery[SplitT]:
+        from headrace.runners.local.savepoints import fetch_savepoint, shown  # which Spark's processes are spared else
+
+        positions = fetch_savepoint(location).positions(CheckpointSerializer(self._source.name, self._source.split_serializer))
+        log.warning("the query starts where savepoint %s is", shown(location))
+        return ResumedDiscovery(self._source, positions)
+
+    def _look(self, backlog: Backlog[SplitT]) -> Backlog[SplitT]:
+        """The backlog with what is new. Where there is enough for a batch already, there is no need to look."""
+        if backlog.exhausted or self._is_pinned or not (backlog.more or self._is_due()):
+            return backlog
+        if isinstance(self._discovery, IncrementalDiscovery):
+            if len(backlog.unread) >= self._read.most_splits:
+                return backlog
+            found = self._discovery.after(backlog.cursor, self._read.most_splits)
+        else:
+            found = self._later(backlog)
+        self._looked_at = self._clock()
+        self._note_inconclusive(found)
+        self._is_pinned = self._pins_end and not found.more
+        return _with(backlog, found)
+
+    def _is_due(self) -> bool:
+        """As often as the source says; without an interval once in a run."""
+        interval_s = math.inf if self._source.discovery_interval_s is None else self._source.discovery_interval_s
+        return self._looked_at == -math.inf or self._clock() - self._looked_at >= interval_s
+
+    def _later(self, backlog: Backlog[SplitT]) -> DiscoveryResult[SplitT]:
+        known = backlog.known()
+        found = self._discovery.later_or_raise(known) if self._pins_end else self._discovery.later(known)
+        unread = {split.split_id for split in backlog.unread}
+        lost = [known[split_id] for split_id in sorted((found.missing & unread) - self._missing)]
+        if lost:
+            self._source.on_splits_missing(lost)
+        self._missing = found.missing & unread
+        return found
+
+    def _note_inconclusive(self, found: DiscoveryResult[SplitT]) -> None:
+        if found.inconclusive is None:
+            if self._inconclusive.worked():
+                log.warning("the query finds what is new again")
+        elif self._inconclusive.failed():
+            log.warning("the query continues without what may be new until this is over: %s", found.inconclusive)
+
+    def _tasks(self, backlog: Backlog[SplitT]) -> list[list[SplitT]]:
+        present = [split for split in backlog.unread if split.split_id not in self._missing]
+        if self._source.finite_splits:
+            return packed(list(self._admitted(present)), self._read.parallelism)
+        count = min(len(present), self._read.parallelism or len(present))
+        return [present[number::count] for number in range(count)]
+
+    def _admitted(self, waiting: Sequence[SplitT]) -> list[SplitT]:
+        """The first of them that a batch may have, and one at least."""
+        admitted: list[SplitT] = []
+        size = 0
+        for split in islice(waiting, self._read.most_splits):
+            size += _size(split)
+            if admitted and self._read.most_bytes is not None and size > self._read.most_bytes:
+                break
+            admitted.append(split)
+        return admitted
+
+    def _is_worth_a_batch(self, backlog: Backlog[SplitT], tasks: Sequence[Sequence[SplitT]]) -> bool:
+        """Splits without an end are worth one when a reader gets something of them: nothing else states that there is more."""
+        if self._source.finite_splits or backlog.is_limited:
+            self._end_probe()
+            return bool(tasks)
+        splits = tuple(split for task in tasks for split in task)
+        if self._probe is None or self._probe[0] != splits:
+            self._end_probe()
+            reader = self._source.create_reader()
+            self._probe = splits, reader
+            reader.add_splits(splits)
+        if not splits or self._probe[1].poll(_PROBE_S) is None:
+            return False
+        self._end_probe()
+        return True
+
+    def _end_probe(self) -> None:
+        if self._probe is not None:
+            with closing(self._probe[1]):
+                self._probe = None
+
+    def _keep_ends(self, ends: EndsLog[SplitT], reading: Reading[SplitT]) -> None:
+        if self._prepared != reading.chain:
+            ends.prepare(reading.chain)
+            self._prepared = reading.chain
+        ends.remove_old(reading)
+
+
+def packed(splits: Sequence[SplitT], parallelism: int | None) -> list[list[SplitT]]:
+    """Whole splits as tasks, in their order: each up to `TASK_BYTES`, but so many that no core is without work."""
+    if not splits:
+        return []
+    share = TASK_BYTES if parallelism is None else sum(map(_cost, splits)) // parallelism
+    headroom = min(TASK_BYTES, max(OPENING_BYTES, share))
+    tasks: list[list[SplitT]] = [[]]
+    size = 0
+    for split in splits:
+        if tasks[-1] and size + _cost(split) > headroom:
+            tasks.append([])
+            size = 0
+        tasks[-1].append(split)
+        size += _cost(split)
+    return tasks
+
+
+def _cost(split: SplitT) -> int:
+    return OPENING_BYTES + _size(split)
+
+
+def _size(split: SplitT) -> int:
+    return split.size_bytes if isinstance(split, SizedSplit) else 0
+
+
+def _with(backlog: Backlog[SplitT], found: DiscoveryResult[SplitT]) -> Backlog[SplitT]:
+    known = backlog.known()
+    added = {split.split_id: split for split in found.added if split.split_id not in known}
+    cursor = backlog.cursor if found.cursor is None else found.cursor
+    return replace(backlog, unread=(*backlog.unread, *added.values()), cursor=cursor, more=found.more, exhausted=found.complete)
+
+
+def checkpoint_of(read: SplitRead[SplitT]) -> str:
+    if read.checkpoint is None:
+        raise UsageError(
+            f"the splits of source {read.source.name!r} have no end, so tasks record in the query's checkpoint how far they "
+            "have read: give checkpointLocation to read_stream, the same as to writeStream"
+        )
+    return read.checkpoint

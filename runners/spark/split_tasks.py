@@ -1,0 +1,121 @@
+"""Reading a task of splits that have no known end, in a Python worker of Spark. No PySpark in here.
+
+The first attempt of a task reads until a limit is reached or nothing more comes, keeps what it has read, and records where it
+stopped. Its rows are given to Spark only then. Every other attempt reads exactly as many records, so it does not matter which
+attempt's rows count, nor how often the batch is computed. A task without a record has given no row to anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+import pyarrow as pa
+
+from headrace.enumerator.errors import DataLossError, DeadlineExceededError
+from headrace.enumerator.source import Source, SplitBatch
+from headrace.enumerator.split import SplitT
+from headrace.runners.spark.split_ends import EndsLog, TaskName
+from headrace.runners.spark.split_state import SplitEnd, TaskEnds
+
+IDLE_S = 0.2
+"""A task ends when nothing has come for so long, once something has."""
+_POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLimits:
+    """Where a task stops: at the first of these, after a whole batch of the reader's. It may go beyond by that batch."""
+
+    records: int = 1_000_000
+    size_bytes: int = 256 << 20
+    seconds: float = 10.0
+
+    def shared(self, tasks: int) -> TaskLimits:
+        """The limits of each of so many tasks, whose sum these are."""
+        return TaskLimits(-(-self.records // tasks), -(-self.size_bytes // tasks), self.seconds)
+
+
+@dataclass(frozen=True)
+class OpenTask(Generic[SplitT]):
+    """A task of a reading. Picklable."""
+
+    source: Source[SplitT]
+    splits: Sequence[SplitT]
+    name: TaskName
+    log: EndsLog[SplitT]
+    limits: TaskLimits
+    stall_s: float
+
+    def read(self, clock: Callable[[], float] = time.monotonic) -> Iterator[pa.RecordBatch]:
+        """The records of this task: the same ones in each attempt.
+
+        Raises DataLossError where a replay finds fewer records than were there, DeadlineExceededError where they do not come,
+        and what the reader raises.
+        """
+        recorded = self.log.find(self.name)
+        if recorded is None:
+            batches, ends = self._read_on(clock)
+            if self.log.record(self.name, ends):
+                yield from batches
+                return
+            del batches
+            recorded = self.log.find(self.name)
+            assert recorded is not None  # `record` has met it
+        yield from self._replay(recorded, clock)
+
+    def _read_on(self, clock: Callable[[], float]) -> tuple[list[pa.RecordBatch], TaskEnds[SplitT]]:
+        batches: list[pa.RecordBatch] = []
+        ends = {split.split_id: SplitEnd(split, 0, finished=False) for split in self.splits}
+        records = size = 0
+        until, is_limited = clock() + self.limits.seconds, False
+        with self.source.create_reader() as reader:
+            reader.add_splits(self.splits)
+            while not all(end.finished for end in ends.values()):
+                is_limited = records >= self.limits.records or size >= self.limits.size_bytes or clock() >= until
+                batch = None if is_limited else reader.poll(IDLE_S if batches else _POLL_S)
+                if batch is None:
+                    break
+                before = ends[batch.split.split_id]
+                ends[batch.split.split_id] = SplitEnd(batch.split, before.rows + batch.records.num_rows, batch.finished)
+                if batch.records.num_rows:
+                    batches.append(batch.records)
+                    records, size = records + batch.records.num_rows, size + batch.records.nbytes
+        return batches, TaskEnds(ends, is_limited)
+
+    def _replay(self, recorded: TaskEnds[SplitT], clock: Callable[[], float]) -> Iterator[pa.RecordBatch]:
+        left = {split_id: end.rows for split_id, end in recorded.ends.items() if end.rows}
+        if not left:
+            return
+        with self.source.create_reader() as reader:
+            reader.add_splits([split for split in self.splits if split.split_id in left])
+            heard_at = clock()
+            while left:
+                batch = reader.poll(_POLL_S)
+                if batch is not None:
+                    heard_at = clock()
+                    yield from _up_to(batch, left)
+                elif clock() - heard_at > self.stall_s:
+                    raise DeadlineExceededError(f"nothing came for {self.stall_s:g} s while these were read: {_named(left)}")
+
+
+def _up_to(batch: SplitBatch[SplitT], left: dict[str, int]) -> Iterator[pa.RecordBatch]:
+    """Of a batch what an earlier attempt has read, too. Takes it off `left`."""
+    split_id, rows = batch.split.split_id, batch.records.num_rows
+    wanted = min(rows, left.get(split_id, 0))
+    if wanted:
+        left[split_id] -= wanted
+        if not left[split_id]:
+            del left[split_id]
+        yield batch.records.slice(0, wanted)
+    if batch.finished and split_id in left:
+        raise DataLossError(
+            f"split {split_id} ends {left[split_id]} records before where an earlier attempt of this task has read. They are "
+            "gone, or the split does not give the same records again"
+        )
+
+
+def _named(left: dict[str, int]) -> str:
+    return ", ".join(f"{split_id} ({rows} records missing)" for split_id, rows in sorted(left.items()))

@@ -1,0 +1,317 @@
+"""Streams of sources whose splits Spark cannot cut: batches that are run again, by several attempts, and by another driver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.enumerator.errors import DataLossError, DeadlineExceededError, RetriableError, StateError, UsageError
+from headrace.runners.spark.split_ends import KEPT_READINGS
+from headrace.runners.spark.split_stream import OPENING_BYTES, TASK_BYTES, PlannedTask, SplitPlanner, SplitRead, packed
+from headrace.runners.spark.split_tasks import TaskLimits
+from headrace.runners.spark.tasks import read_splits
+from tests.helpers.split_sources import Feed, Piece, Pile, Shelf
+
+
+class Query:
+    """A query's life as Spark leads it: offsets are stored before a batch runs, and outlive the planner."""
+
+    def __init__(self, read: SplitRead[Piece]) -> None:
+        self.read = read
+        self.planner = SplitPlanner(read)
+        self.offsets = [self.planner.initial_offsets()]
+
+    def restart(self) -> None:
+        self.planner = SplitPlanner(self.read)
+
+    def plan(self) -> bool:
+        """Plan the next batch. False where there is nothing to read."""
+        end = self.planner.next_offsets(self.offsets[-1])
+        is_new = end != self.offsets[-1]
+        self.offsets += [end] if is_new else []
+        return is_new
+
+    def tasks(self) -> list[PlannedTask[Piece]]:
+        return self.planner.tasks(self.offsets[-1])
+
+    def run_task(self, task: PlannedTask[Piece]) -> list[str]:
+        return list(self.rows(task))
+
+    def rows(self, task: PlannedTask[Piece]) -> Iterator[str]:
+        is_open = task.name is not None
+        whole = read_splits(self.read.source, task.splits, ["value"], 1.0)
+        batches = self.read.open_task(task).read() if is_open else whole
+        return (value for batch in batches for value in batch.column(0).to_pylist())
+
+    def run(self) -> list[str]:
+        return sorted(value for task in self.tasks() for value in self.run_task(task))
+
+    def batch(self) -> list[str] | None:
+        return self.run() if self.plan() else None
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+@pytest.fixture
+def feed(shelf: Shelf, tmp_path: Path) -> Query:
+    return Query(SplitRead(source=Feed(shelf), checkpoint=str(tmp_path / "checkpoint"), stall_s=0.0))
+
+
+@pytest.fixture
+def pile(shelf: Shelf) -> Query:
+    return Query(SplitRead(source=Pile(shelf)))
+
+
+def test_a_query_reads_what_there_is_and_then_what_comes(shelf: Shelf, feed: Query) -> None:
+    shelf.add("a", "a0", "a1", "a2")
+    assert feed.batch() == ["a0", "a1", "a2"]
+    assert feed.batch() is None
+    shelf.add("a", "a3")
+    shelf.add("b", "b0")
+    assert feed.batch() == ["a3", "b0"]
+
+
+def test_the_first_batch_of_an_empty_source_stores_where_the_query_started(shelf: Shelf, feed: Query) -> None:
+    assert feed.batch() == []
+    feed.restart()
+    shelf.add("a", "a0")
+    assert feed.batch() == ["a0"]
+
+
+def test_a_batch_that_is_run_again_reads_exactly_as_far(shelf: Shelf, feed: Query) -> None:
+    shelf.add("a", "a0", "a1", "a2")
+    shelf.add("b", "b0")
+    first = feed.batch()
+    shelf.add("a", "a3")
+    shelf.add("b", "b1")
+    feed.restart()
+    assert feed.run() == first == ["a0", "a1", "a2", "b0"]
+    assert feed.batch() == ["a3", "b1"]
+
+
+def test_a_batch_whose_tasks_never_ran_reads_what_is_there_when_they_do(shelf: Shelf, feed: Query) -> None:
+    shelf.add("a", "a0")
+    feed.plan()
+    shelf.add("a", "a1")
+    feed.restart()
+    assert feed.run() == ["a0", "a1"]
+
+
+def test_two_attempts_of_a_task_give_the_same_rows_whichever_records_first(shelf: Shelf, feed: Query) -> None:
+    shelf.add("a", "a0")
+    feed.plan()
+    (task,) = feed.tasks()
+    twin = feed.read.open_task(task)
+    record = twin.log.record
+
+    def late(*args: object) -> bool:
+        monkeypatch.undo()
+        shelf.add("a", "a1", "a2")
+        assert feed.run_task(task) == ["a0", "a1", "a2"]
+        return record(*args)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(type(twin.log), "record", lambda _log, *args: late(*args))
+        assert [value for batch in twin.read() for value in batch.column(0).to_pylist()] == ["a0", "a1", "a2"]
+
+
+def test_a_task_that_gave_no_row_is_closed_before_its_splits_are_read_on(shelf: Shelf, feed: Query) -> None:
+    shelf.add("a", "a0")
+    feed.plan()
+    (abandoned,) = feed.tasks()
+    shelf.add("a", "a1")
+    assert feed.batch() == ["a0", "a1"]
+    assert feed.run_task(abandoned) == []
+
+
+def test_tasks_share_the_limits_of_a_batch(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.add("a", *(f"a{number}" for number in range(6)))
+    shelf.add("b", *(f"b{number}" for number in range(6)))
+    limits = TaskLimits(records=4)
+    query = Query(SplitRead(source=Feed(shelf, batch_rows=1), checkpoint=str(tmp_path), limits=limits, parallelism=2))
+    assert query.batch() == ["a0", "a1", "b0", "b1"]
+    assert query.batch() == ["a2", "a3", "b2", "b3"]
+    assert query.batch() == ["a4", "a5", "b4", "b5"]
+    assert query.batch() == []  # it stopped at a limit, so nothing was known to be left
+    assert query.batch() is None
+
+
+def test_a_task_stops_at_its_size_and_its_time(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.add("a", "a0", "a1", "a2")
+    source = Feed(shelf, batch_rows=1)
+    query = Query(SplitRead(source=source, checkpoint=str(tmp_path / "size"), limits=TaskLimits(size_bytes=1)))
+    assert query.batch() == ["a0"]
+    query = Query(SplitRead(source=source, checkpoint=str(tmp_path / "time")))
+    query.plan()
+    ticks = iter(range(0, 1000, 4))
+    task = query.read.open_task(query.tasks()[0])
+    assert sum(batch.num_rows for batch in task.read(lambda: float(next(ticks)))) == 2
+
+
+def test_a_finished_split_is_not_found_again(shelf: Shelf, feed: Query) -> None:
+    shelf.add("a", "a0")
+    shelf.ended.add("a")
+    assert feed.batch() == ["a0"]
+    shelf.add("b", "b0")
+    feed.restart()
+    assert feed.batch() == ["b0"]
+    assert shelf.finished == ["a"]
+    assert feed.batch() is None
+    assert shelf.published[-1] == {"b": 1}
+
+
+def test_a_vanished_split_is_reported_and_waits_where_it_was(
+    shelf: Shelf, feed: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[str] = []
+    monkeypatch.setattr(Feed, "on_splits_missing", lambda _self, splits: reported.extend(s.split_id for s in splits))
+    shelf.add("a", "a0")
+    feed.batch()
+    shelf.hidden.add("a")
+    shelf.add("a", "a1")
+    shelf.add("b", "b0")
+    assert feed.batch() == ["b0"]
+    assert feed.batch() is None
+    assert reported == ["a"]
+    shelf.hidden.clear()
+    assert feed.batch() == ["a1"]
+
+
+def test_a_look_that_fails_holds_up_what_is_new_only(shelf: Shelf, feed: Query, caplog: pytest.LogCaptureFixture) -> None:
+    shelf.add("a", "a0")
+    feed.batch()
+    shelf.add("a", "a1")
+    shelf.trouble = RetriableError("no answer")
+    assert feed.batch() == ["a1"]
+    assert "finds nothing new until this is over: no answer" in caplog.text
+    feed.planner.pin_end()
+    with pytest.raises(RetriableError, match="no answer"):
+        feed.plan()
+
+
+def test_a_replay_that_does_not_get_its_records_fails(shelf: Shelf, feed: Query) -> None:
+    shelf.add("a", "a0", "a1")
+    feed.batch()
+    del shelf.lists["a"][1:]
+    with pytest.raises(DeadlineExceededError, match=r"a \(1 records missing\)"):
+        feed.run()
+    shelf.ended.add("a")
+    with pytest.raises(DataLossError, match="split a ends 1 records before where an earlier attempt of this task has read"):
+        feed.run()
+
+
+def test_a_damaged_record_is_named(shelf: Shelf, feed: Query, tmp_path: Path) -> None:
+    shelf.add("a", "a0")
+    feed.batch()
+    (record,) = (path for path in (tmp_path / "checkpoint" / "headrace-ends").rglob("*-0"))
+    record.write_bytes(record.read_bytes()[:-9])
+    with pytest.raises(StateError, match=rf"{record.name}: the record of where a task stopped cannot be read"):
+        feed.run()
+
+
+def test_records_are_kept_as_long_as_spark_keeps_batches(shelf: Shelf, feed: Query, tmp_path: Path) -> None:
+    for number in range(KEPT_READINGS + 50):
+        shelf.add("a", str(number))
+        assert feed.batch() == [str(number)]
+    records = sorted(path.name for path in (tmp_path / "checkpoint" / "headrace-ends").rglob("*-0"))
+    assert KEPT_READINGS < len(records) <= KEPT_READINGS + 21
+
+
+def test_the_checkpoint_is_needed_and_has_to_be_the_same_for_all(shelf: Shelf, feed: Query, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="give checkpointLocation to read_stream, the same as to writeStream"):
+        Query(SplitRead(source=Feed(shelf)))
+    shelf.add("a", "a0")
+    feed.plan()
+    (tmp_path / "checkpoint" / "headrace-ends").rename(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="put it where driver and executors see the same folder"):
+        feed.run()
+
+
+def test_a_checkpoint_of_another_source_is_refused(shelf: Shelf, feed: Query, pile: Query) -> None:
+    feed.batch()
+    with pytest.raises(StateError, match="is of a 'feed' source and cannot restore a 'pile' source"):
+        pile.planner.next_offsets(feed.offsets[-1])
+
+
+def test_whole_splits_are_read_in_their_order_as_many_as_a_batch_may_have(shelf: Shelf) -> None:
+    for number in range(5):
+        shelf.add(str(number), f"{number}", f"{number}'")
+    query = Query(SplitRead(source=Pile(shelf), most_splits=2, parallelism=2))
+    assert [query.batch(), query.batch(), query.batch()] == [["0", "0'", "1", "1'"], ["2", "2'", "3", "3'"], ["4", "4'"]]
+    assert query.batch() is None
+    query = Query(SplitRead(source=Pile(shelf), most_bytes=45))
+    assert query.batch() == ["0", "0'", "1", "1'"]
+    query = Query(SplitRead(source=Pile(shelf), most_bytes=1))
+    assert query.batch() == ["0", "0'"]
+
+
+def test_a_batch_of_whole_splits_is_run_again_as_it_was(shelf: Shelf, pile: Query) -> None:
+    shelf.add("a", "a0")
+    first = pile.batch()
+    shelf.add("b", "b0")
+    pile.restart()
+    assert pile.run() == first == ["a0"]
+    assert pile.batch() == ["b0"]
+    assert shelf.finished == ["a"]
+    pile.restart()
+    assert pile.batch() is None
+    assert shelf.finished == ["a", "b"]
+
+
+def test_the_state_does_not_grow_with_what_was_read(shelf: Shelf, pile: Query) -> None:
+    for number in range(100):
+        shelf.add(f"{number:03}", str(number))
+        pile.batch()
+    assert len(pile.offsets[-1]) < len(pile.offsets[1]) + 20
+    assert json.loads(pile.offsets[-1])["body"]["cursor"] == {"found": 100}
+
+
+def test_available_now_ends_though_new_splits_come(shelf: Shelf) -> None:
+    for number in range(4):
+        shelf.add(str(number), str(number))
+    query = Query(SplitRead(source=Pile(shelf), most_splits=2))
+    query.planner.pin_end()
+    assert [query.batch(), query.batch()] == [["0", "1"], ["2", "3"]]
+    shelf.add("4", "4")
+    assert query.batch() is None
+    query.restart()
+    assert query.batch() == ["4"]
+
+
+@pytest.mark.parametrize(("interval_s", "looks"), [(10.0, 3), (None, 1)])
+def test_looks_are_as_rare_as_the_source_says(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, interval_s: float | None, looks: int
+) -> None:
+    monkeypatch.setattr(Pile, "discovery_interval_s", interval_s)
+    first = SplitPlanner(SplitRead(source=Pile(shelf)))
+    start = first.next_offsets(first.initial_offsets())
+    shelf.looks = 0
+    times = [100.0, 105.0, 110.0, 119.0, 121.0]
+    planner = SplitPlanner(SplitRead(source=Pile(shelf)), lambda: times[0])
+    while times:
+        planner.next_offsets(start)
+        del times[0]
+    assert shelf.looks == looks
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parallelism", "tasks"),
+    [
+        ([], 4, []),
+        ([0] * 4, 4, [1, 1, 1, 1]),
+        ([0] * 8, 4, [2, 2, 2, 2]),
+        ([TASK_BYTES, 1, 1], None, [1, 2]),
+        ([0] * 40, None, [TASK_BYTES // OPENING_BYTES, 40 - TASK_BYTES // OPENING_BYTES]),
+    ],
+)
+def test_whole_splits_are_packed_by_size(sizes: list[int], parallelism: int | None, tasks: list[int]) -> None:
+    splits = [Piece(str(number), 0, size) for number, size in enumerate(sizes)]
+    found = packed(splits, parallelism)
+    assert [len(task) for task in found] == tasks
+    assert [split for task in found for split in task] == splits
