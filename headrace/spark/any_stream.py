@@ -66,8 +66,8 @@ def read_stream(
 ) -> DataFrame:
     """A streaming frame of any source, with its columns; exactly once with headrace's sinks. Call it in the driver.
 
-    `checkpointLocation`: the query's own, as given to `writeStream`. It is needed where the source's splits have no end and
-    are no log's (`Source.finite_splits`, `LogSource`): tasks record there how far they have read. A task of such splits keeps
+    `checkpointLocation`: the query's own, as given to `writeStream`. It is needed unless the source is a `LogSource` or
+    has `finite_splits`: tasks record there how far they have read. A task of such splits keeps
     what it reads in memory until then.
 
     `options` bound a batch. Of a log: those of `Pipeline.start_on_spark`. Of finite splits, such as files:

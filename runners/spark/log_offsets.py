@@ -1,8 +1,8 @@
-"""Offsets of any log source as one line of JSON, for sources that have no form of their own that others read (Kafka has).
+"""Offsets of any log source as one line of JSON, for sources without a form that others read (Kafka has one).
 
 In the envelope of `headrace.enumerator.envelope`, version 1:
 
-    {"source": "memory", "initial": false, "split_version": 1, "splits": [{...}], "began": {"a": 0}}
+    {"source": "memory", "initial": false, "split_version": 1, "splits": [{...}], "started_at": {"a": 0}}
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SplitOffsets(Generic[OffsetSplitT]):
             "initial": offsets.initial,
             "split_version": serializer.version,
             "splits": [serializer.serialize(split) for split in ordered],
-            "began": {split.split_id: offsets.started_at[split.split_id] for split in ordered},
+            "started_at": {split.split_id: offsets.started_at[split.split_id] for split in ordered},
         }
         return _OFFSETS.seal(body).decode()
 
@@ -51,13 +51,13 @@ class SplitOffsets(Generic[OffsetSplitT]):
             serializer = self.source.split_serializer
             version = readable_version(body["split_version"], serializer.version)
             splits = [serializer.deserialize(version, item) for item in body["splits"]]
-            started_at = {str(split_id): stored_number(offset) for split_id, offset in body["began"].items()}
+            started_at = {str(split_id): stored_number(offset) for split_id, offset in body["started_at"].items()}
             return LogOffsets({split.split_id: split for split in splits}, started_at, stored_truth(body["initial"]))
 
     def first_offsets(self, found: Sequence[OffsetSplitT], known: Mapping[str, OffsetSplitT]) -> Mapping[str, int]:
         """Raises StateError: no other connector writes such offsets."""
         names = ", ".join(split.split_id for split in found)
-        raise StateError(f"{_WHERE} does not say where these splits started, beside {len(known)} others: {names}")
+        raise StateError(f"{_WHERE} does not say where these splits started (it does of {len(known)} others): {names}")
 
     def ends_to_json(self, ends: Mapping[str, int], splits: Mapping[str, OffsetSplitT]) -> str:
         return compact({split_id: ends[split_id] for split_id in sorted(splits)})

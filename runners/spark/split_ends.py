@@ -14,7 +14,7 @@ from uuid import uuid4
 from headrace.connectors.files.store import Store, normal_path, open_store
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.split import SplitT
-from headrace.runners.spark.split_state import Reading, ReadingFormat, SplitEnd, TaskEnds
+from headrace.runners.spark.split_state import ReadingFormat, SplitEnd, SplitReading, TaskEnds
 
 FOLDER = "headrace-ends"
 """In the query's checkpoint, whose copies have it too."""
@@ -34,7 +34,7 @@ class TaskName:
     task: int
 
     @classmethod
-    def of(cls, reading: Reading[SplitT], task: int) -> TaskName:
+    def of(cls, reading: SplitReading[SplitT], task: int) -> TaskName:
         return cls(reading.chain, reading.sequence, reading.reading, task)
 
     @property
@@ -79,7 +79,7 @@ class EndsLog(Generic[SplitT]):
             ) from error
         return True
 
-    def closed(self, reading: Reading[SplitT]) -> Sequence[TaskEnds[SplitT]]:
+    def closed(self, reading: SplitReading[SplitT]) -> Sequence[TaskEnds[SplitT]]:
         """Where the tasks of a reading have stopped, whose batch is committed. Driver's process.
 
         A task without a record has given no row to anything that counts. A record is made for it, that it has read nothing, so
@@ -87,7 +87,7 @@ class EndsLog(Generic[SplitT]):
         """
         return [self._closed(TaskName.of(reading, number), splits) for number, splits in enumerate(reading.tasks)]
 
-    def remove_old(self, reading: Reading[SplitT]) -> None:
+    def remove_old(self, reading: SplitReading[SplitT]) -> None:
         """Remove the query's records that no replay can ask for any more. What cannot be removed now is the next call's."""
         if reading.sequence % _SWEEP_EVERY:
             return

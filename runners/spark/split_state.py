@@ -1,7 +1,7 @@
 """What a query's checkpoint holds of a source whose splits Spark cannot cut: which splits its batches read, and from where.
 
 Spark stores the end of a batch before the batch runs, and where it ends is not known then. So an end is not a position but a
-`Reading`: the splits that the batch reads, where each of them starts, and a name that no other reading has. Under that name the
+`SplitReading`: the splits that the batch reads, where each of them starts, and a name that no other reading has. Under that name the
 tasks record where they have stopped (`split_ends.py`). A reading of finite splits needs no record: it ends where they end.
 
 What is stored, in the envelope of `headrace.enumerator.envelope`, version 1:
@@ -29,11 +29,11 @@ _WHERE = "the query's checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading(Generic[SplitT]):
+class SplitReading(Generic[SplitT]):
     """What the batch that ends here reads, and what is left.
 
     `tasks`: of each task its splits, where they start. `unread`: found, and in no task of this batch. `finished`: read to their
-    end, as far as discovery has to be told of them. `cursor` and `more` are those of an incremental discovery. `exhausted`: no
+    end, as far as discovery needs to know them. `cursor` and `more` are those of an incremental discovery. `exhausted`: no
     split will ever be added. `chain` names the query, `sequence` counts its readings, and `reading` names this one.
     """
 
@@ -53,7 +53,7 @@ class Reading(Generic[SplitT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Backlog(Generic[SplitT]):
+class Unread(Generic[SplitT]):
     """What there is to read once a reading is over. `is_limited`: a task has stopped at a limit, so more is there."""
 
     unread: tuple[SplitT, ...] = ()
@@ -85,11 +85,11 @@ class TaskEnds(Generic[SplitT]):
 
 
 def next_reading(
-    before: Reading[SplitT] | None, backlog: Backlog[SplitT], tasks: Sequence[Sequence[SplitT]]
-) -> Reading[SplitT]:
+    before: SplitReading[SplitT] | None, backlog: Unread[SplitT], tasks: Sequence[Sequence[SplitT]]
+) -> SplitReading[SplitT]:
     """The reading of these tasks, with what of the backlog they leave. `before` is None for a query's first one."""
     read = {split.split_id for task in tasks for split in task}
-    return Reading(
+    return SplitReading(
         uuid4().hex if before is None else before.chain,
         0 if before is None else before.sequence + 1,
         uuid4().hex,
@@ -116,7 +116,7 @@ class ReadingFormat(Generic[SplitT]):
         """The start of a query without a checkpoint: the same text however often Spark asks, and no position."""
         return SPLITS.seal({"source": self.source.name, "initial": True}).decode()
 
-    def to_json(self, reading: Reading[SplitT]) -> str:
+    def to_json(self, reading: SplitReading[SplitT]) -> str:
         body = {
             "source": self.source.name,
             "initial": False,
@@ -133,7 +133,7 @@ class ReadingFormat(Generic[SplitT]):
         }
         return SPLITS.seal(body).decode()
 
-    def from_json(self, text: str) -> Reading[SplitT] | None:
+    def from_json(self, text: str) -> SplitReading[SplitT] | None:
         """What `to_json` wrote; None for the mark. Raises StateError for anything else, such as another source's."""
         body = SPLITS.open(text, _WHERE)
         with SPLITS.reading(_WHERE):
@@ -141,7 +141,7 @@ class ReadingFormat(Generic[SplitT]):
             if stored_truth(body["initial"]):
                 return None
             version = readable_version(body["split_version"], self._serializer.version)
-            return Reading(
+            return SplitReading(
                 chain=stored_text(body["chain"]),
                 sequence=stored_number(body["sequence"]),
                 reading=stored_text(body["reading"]),

@@ -22,7 +22,7 @@ from headrace.enumerator.source import DiscoveryResult, IncrementalDiscovery, So
 from headrace.enumerator.source_driver import FailureLog, PositionPublisher
 from headrace.enumerator.split import SizedSplit, SplitT
 from headrace.runners.spark.split_ends import EndsLog, TaskName
-from headrace.runners.spark.split_state import Backlog, Reading, ReadingFormat, TaskEnds, next_reading
+from headrace.runners.spark.split_state import ReadingFormat, SplitReading, TaskEnds, Unread, next_reading
 from headrace.runners.spark.split_tasks import OpenTask, TaskLimits
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class SplitRead(Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class PlannedTask(Generic[SplitT]):
-    """One of so many tasks of a batch, with its splits. Picklable. `name`: of one that records where it stops."""
+    """A task of a batch, its splits, and how many the batch has. Picklable. `name`: of one that records where it stops."""
 
     splits: tuple[SplitT, ...]
     tasks: int
@@ -101,7 +101,7 @@ class SplitPlanner(Generic[SplitT]):
         record that cannot be read.
         """
         before = self._format.from_json(start)
-        over = Backlog() if before is None else self._over(before)
+        over = Unread() if before is None else self._over(before)
         if before is not None:
             self._note_savepoint()
             self._publish(before, over)
@@ -152,7 +152,7 @@ class SplitPlanner(Generic[SplitT]):
         self._end_probe()
         self._discovery.close()
 
-    def _publish(self, reading: Reading[SplitT], over: Backlog[SplitT]) -> None:
+    def _publish(self, reading: SplitReading[SplitT], over: Unread[SplitT]) -> None:
         """The reading is durable. Once in a process, so again after a restart."""
         if self._published == reading.reading:
             return
@@ -167,9 +167,9 @@ class SplitPlanner(Generic[SplitT]):
             self._source.splits_finished(finished)
         self._published = reading.reading
 
-    def _over(self, reading: Reading[SplitT]) -> Backlog[SplitT]:
+    def _over(self, reading: SplitReading[SplitT]) -> Unread[SplitT]:
         """What is left when the reading is over, as it is: Spark asks for the next one only then."""
-        backlog = Backlog(reading.unread, reading.finished, reading.cursor, reading.more, reading.exhausted)
+        backlog = Unread(reading.unread, reading.finished, reading.cursor, reading.more, reading.exhausted)
         if self._ends is None:
             return replace(backlog, finished=self._remembered(reading, reading.splits))
         recorded = self._closed(self._ends, reading)
@@ -181,18 +181,18 @@ class SplitPlanner(Generic[SplitT]):
             is_limited=any(task.is_limited for task in recorded),
         )
 
-    def _closed(self, ends: EndsLog[SplitT], reading: Reading[SplitT]) -> Sequence[TaskEnds[SplitT]]:
+    def _closed(self, ends: EndsLog[SplitT], reading: SplitReading[SplitT]) -> Sequence[TaskEnds[SplitT]]:
         if self._last_closed is None or self._last_closed[0] != reading.reading:
             self._last_closed = reading.reading, ends.closed(reading)
         return self._last_closed[1]
 
-    def _remembered(self, reading: Reading[SplitT], finished: Sequence[SplitT]) -> tuple[SplitT, ...]:
+    def _remembered(self, reading: SplitReading[SplitT], finished: Sequence[SplitT]) -> tuple[SplitT, ...]:
         """Finished splits are remembered only for a discovery that would find them again."""
         if reading.exhausted or isinstance(self._discovery, IncrementalDiscovery):
             return ()
         return (*reading.finished, *finished)
 
-    def _first_look(self) -> Backlog[SplitT]:
+    def _first_look(self) -> Unread[SplitT]:
         if self._read.savepoint is not None:
             found = self._resumed(self._read.savepoint).initial()
         elif isinstance(self._discovery, IncrementalDiscovery):
@@ -201,7 +201,7 @@ class SplitPlanner(Generic[SplitT]):
             found = self._discovery.initial()
         self._looked_at = self._clock()
         self._is_pinned = self._pins_end and not found.more
-        return _with(Backlog(), found)
+        return _with(Unread(), found)
 
     def _note_savepoint(self) -> None:
         if self._read.savepoint is not None and self._published is None:
@@ -216,7 +216,7 @@ class SplitPlanner(Generic[SplitT]):
         log.warning("the query starts where savepoint %s is", shown(location))
         return ResumedDiscovery(self._source, positions)
 
-    def _look(self, backlog: Backlog[SplitT]) -> Backlog[SplitT]:
+    def _look(self, backlog: Unread[SplitT]) -> Unread[SplitT]:
         """The backlog with what is new. Where there is enough for a batch already, there is no need to look."""
         if backlog.exhausted or self._is_pinned or not (backlog.more or self._is_due()):
             return backlog
@@ -236,7 +236,7 @@ class SplitPlanner(Generic[SplitT]):
         interval_s = math.inf if self._source.discovery_interval_s is None else self._source.discovery_interval_s
         return self._looked_at == -math.inf or self._clock() - self._looked_at >= interval_s
 
-    def _later(self, backlog: Backlog[SplitT]) -> DiscoveryResult[SplitT]:
+    def _later(self, backlog: Unread[SplitT]) -> DiscoveryResult[SplitT]:
         known = backlog.known()
         found = self._discovery.later_or_raise(known) if self._pins_end else self._discovery.later(known)
         unread = {split.split_id for split in backlog.unread}
@@ -253,7 +253,7 @@ class SplitPlanner(Generic[SplitT]):
         elif self._inconclusive.failed():
             log.warning("the query continues without what may be new until this is over: %s", found.inconclusive)
 
-    def _tasks(self, backlog: Backlog[SplitT]) -> list[list[SplitT]]:
+    def _tasks(self, backlog: Unread[SplitT]) -> list[list[SplitT]]:
         present = [split for split in backlog.unread if split.split_id not in self._missing]
         if self._source.finite_splits:
             return packed(list(self._admitted(present)), self._read.parallelism)
@@ -271,7 +271,7 @@ class SplitPlanner(Generic[SplitT]):
             admitted.append(split)
         return admitted
 
-    def _is_worth_a_batch(self, backlog: Backlog[SplitT], tasks: Sequence[Sequence[SplitT]]) -> bool:
+    def _is_worth_a_batch(self, backlog: Unread[SplitT], tasks: Sequence[Sequence[SplitT]]) -> bool:
         """Splits without an end are worth one when a reader gets something of them: nothing else states that there is more."""
         if self._source.finite_splits or backlog.is_limited:
             self._end_probe()
@@ -292,7 +292,7 @@ class SplitPlanner(Generic[SplitT]):
             with closing(self._probe[1]):
                 self._probe = None
 
-    def _keep_ends(self, ends: EndsLog[SplitT], reading: Reading[SplitT]) -> None:
+    def _keep_ends(self, ends: EndsLog[SplitT], reading: SplitReading[SplitT]) -> None:
         if self._prepared != reading.chain:
             ends.prepare(reading.chain)
             self._prepared = reading.chain
@@ -300,7 +300,7 @@ class SplitPlanner(Generic[SplitT]):
 
 
 def packed(splits: Sequence[SplitT], parallelism: int | None) -> list[list[SplitT]]:
-    """Whole splits as tasks, in their order: each up to `TASK_BYTES`, but so many that no core is without work."""
+    """Whole splits as tasks, in their order: each up to `TASK_BYTES`, and at least one for each core."""
     if not splits:
         return []
     share = TASK_BYTES if parallelism is None else sum(map(_cost, splits)) // parallelism
@@ -324,7 +324,7 @@ def _size(split: SplitT) -> int:
     return split.size_bytes if isinstance(split, SizedSplit) else 0
 
 
-def _with(backlog: Backlog[SplitT], found: DiscoveryResult[SplitT]) -> Backlog[SplitT]:
+def _with(backlog: Unread[SplitT], found: DiscoveryResult[SplitT]) -> Unread[SplitT]:
     known = backlog.known()
     added = {split.split_id: split for split in found.added if split.split_id not in known}
     cursor = backlog.cursor if found.cursor is None else found.cursor

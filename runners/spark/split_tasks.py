@@ -34,7 +34,7 @@ class TaskLimits:
     seconds: float = 10.0
 
     def shared(self, tasks: int) -> TaskLimits:
-        """The limits of each of so many tasks, whose sum these are."""
+        """The limits of each task, where these are for all of them together."""
         return TaskLimits(-(-self.records // tasks), -(-self.size_bytes // tasks), self.seconds)
 
 

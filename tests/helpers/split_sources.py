@@ -1,4 +1,4 @@
-"""Sources that are no logs: feeds, whose splits have no end that is known, and piles, whose splits are finite pieces.
+"""Sources other than logs: feeds, whose splits have no end that is known, and piles, whose splits are finite pieces.
 
 What they have is in a `Shelf` in this process, which is pickled as it is.
 """
@@ -30,7 +30,7 @@ SCHEMA = pa.schema([("value", pa.string())])
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Records of one list, from `start` on. `size_bytes` is what a pile says of it."""
+    """Records of one list, from `start` on. `size_bytes` is of a pile's pieces."""
 
     split_id: str
     start: int = 0
@@ -96,7 +96,7 @@ class ShelfReader(SourceReader[Piece]):
 
 
 class Feed(Source[Piece]):
-    """Splits that are replayed from a position; where one ends nobody knows before it was read."""
+    """Splits that are replayed from a position; where one ends is not known before it was read."""
 
     name = "feed"
     schema = SCHEMA

@@ -17,7 +17,7 @@ from tests.helpers.split_sources import Feed, Piece, Pile, Shelf
 
 
 class Query:
-    """A query's life as Spark leads it: offsets are stored before a batch runs, and outlive the planner."""
+    """A query as Spark runs it: offsets are stored before a batch runs, and outlive the planner."""
 
     def __init__(self, read: SplitRead[Piece]) -> None:
         self.read = read
