@@ -1,8 +1,8 @@
 """What a query's checkpoint holds of a source whose splits Spark cannot cut: which splits its batches read, and from where.
 
 Spark stores the end of a batch before the batch runs, and where it ends is not known then. So an end is not a position but a
-`SplitReading`: the splits that the batch reads, where each of them starts, and a name that no other reading has. Under that name the
-tasks record where they have stopped (`split_ends.py`). A reading of finite splits needs no record: it ends where they end.
+`SplitReading`: the splits that the batch reads, where each of them starts, and a name that no other reading has. Under that
+name tasks record where they have stopped (`split_ends.py`). A reading of finite splits needs none: it ends where they end.
 
 What is stored, in the envelope of `headrace.enumerator.envelope`, version 1:
 
