@@ -4,6 +4,7 @@ The kits need pytest (`pip install 'headrace[testing]'`), the rest does not. A k
 `FakeKafka`, a Kafka cluster in this process.
 """
 
+import importlib
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from headrace.testing.conformance import ExternalContext, Run, SourceConformance
     from headrace.testing.fake_kafka import FakeKafka
     from headrace.testing.sink_conformance import SinkConformance, SinkContext
+    from headrace.testing.spark_conformance import SparkSourceConformance
 
 __all__ = [
     "COMMITTER_STEPS",
@@ -33,10 +35,17 @@ __all__ = [
     "SinkConformance",
     "SinkContext",
     "SourceConformance",
+    "SparkSourceConformance",
 ]
 
-_OF_SOURCES = ("ExternalContext", "Run", "SourceConformance")
-_OF_SINKS = ("SinkConformance", "SinkContext")
+_KITS = {
+    "ExternalContext": "conformance",
+    "Run": "conformance",
+    "SourceConformance": "conformance",
+    "SinkConformance": "sink_conformance",
+    "SinkContext": "sink_conformance",
+    "SparkSourceConformance": "spark_conformance",
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module has under this name
@@ -46,15 +55,12 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module has und
             warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)  # kafka-python's, 200 times
             from headrace.testing.fake_kafka import FakeKafka
         return FakeKafka
-    if name not in (*_OF_SOURCES, *_OF_SINKS):
+    if name not in _KITS:
         raise AttributeError(f"module 'headrace.testing' has no attribute {name!r}")
     try:
         import pytest
     except ImportError as error:
         raise ImportError(f"headrace.testing.{name} needs pytest: pip install 'headrace[testing]'") from error
-    kits = {"headrace.testing.conformance", "headrace.testing.sink_conformance"}
+    kits = {f"headrace.testing.{kit}" for kit in _KITS.values()}
     pytest.register_assert_rewrite(*(kits - sys.modules.keys()))
-    from headrace.testing import conformance as _conformance
-    from headrace.testing import sink_conformance as _sink_conformance
-
-    return getattr(_conformance if name in _OF_SOURCES else _sink_conformance, name)
+    return getattr(importlib.import_module(f"headrace.testing.{_KITS[name]}"), name)

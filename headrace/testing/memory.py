@@ -5,16 +5,19 @@
     log.append("a", ["one", "two"])
     source = MemorySource(log)
 
-The log exists in this process; a pickled source finds it again in this process only.
+The log exists in this process; a pickled source finds it again in this process only, unless the log is served.
 """
 
 from __future__ import annotations
 
+import secrets
+import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from multiprocessing.managers import BaseManager
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 import pyarrow as pa
@@ -37,11 +40,39 @@ _numbers = count()
 _logs: WeakValueDictionary[int, MemoryLog] = WeakValueDictionary()
 
 
-def _find_log(number: int) -> MemoryLog:
+Address = tuple[Any, bytes]
+
+
+def _find_log(number: int, key: str, server: Address | None) -> MemoryLog:
     log = _logs.get(number)
-    if log is None:
+    if log is not None and log.key == key:
+        return log
+    if server is None:
         raise UsageError("this MemoryLog exists in another process, or no longer")
-    return log
+    return cast("MemoryLog", _ServedLog(number, key, server))
+
+
+class _ServedLog:
+    """A log of another process. A proxy of the standard library cannot be pickled to a third one."""
+
+    def __init__(self, number: int, key: str, server: Address) -> None:
+        self._place = number, key, server
+        client = _Server(*server)
+        client.connect()
+        self._log = client.log(number)  # type: ignore[attr-defined]  # registered below
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _find_log, self._place
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - what the log has
+        return getattr(self._log, name)
+
+
+class _Server(BaseManager):
+    """Gives other processes a proxy of a log."""
+
+
+_Server.register("log", callable=lambda number: _logs[number])
 
 
 class MemoryLog:
@@ -50,13 +81,22 @@ class MemoryLog:
     def __init__(self) -> None:
         """A log without splits."""
         self._number = next(_numbers)
+        self.key = secrets.token_hex(8)
+        self._server: Address | None = None
         self._values: dict[str, list[str]] = {}
         self._hidden: set[str] = set()
         _logs[self._number] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by reference: two sources over one log stay over one log."""
-        return _find_log, (self._number,)
+        return _find_log, (self._number, self.key, self._server)
+
+    def serve(self) -> None:
+        """Let sources that are pickled from now on read it in other processes of this machine, as long as this one exists."""
+        key = secrets.token_bytes(16)
+        server = _Server(authkey=key).get_server()
+        threading.Thread(target=server.serve_forever, name="memory log", daemon=True).start()
+        self._server = server.address, key
 
     def create(self, split_id: str) -> None:
         """Start a new, empty split."""
