@@ -34,14 +34,13 @@ _AT_LEAST_ONCE = frozenset(each.name for each in fields(AtLeastOnceKafkaSink))
 
 
 def kafka_columns(schema: StructType, sink: KafkaSink | AtLeastOnceKafkaSink) -> list[str]:
-    encoded = {"key": sink.key, "value": sink.value}
     for field in schema:
         if field.name == DEAD_LETTER and "topic" not in getattr(field.dataType, "names", ()):
             raise UsageError(
                 f"the column {DEAD_LETTER} does not say where dead letters go: headrace.spark.with_dead_letters(frame, topic) "
                 f"does; or drop it, and bad records are written with a null value"
             )
-    of_any_type = {each.name: [each.dataType.simpleString()] for each in schema if encoded.get(each.name) is not None}
+    of_any_type = {each.name: [each.dataType.simpleString()] for each in schema if each.name in sink.formats}
     return check_columns(schema, {**COLUMNS, **of_any_type}, ["value"])
 
 

@@ -12,7 +12,7 @@ from headrace.connectors.base.guard import AllOrNothing
 from headrace.connectors.base.immediate import ImmediateSink
 from headrace.connectors.base.sink import Attempt, Transaction
 from headrace.connectors.kafka.client.cluster import enduring_cluster
-from headrace.connectors.kafka.write.encoding import TopicRows, encoded, record_encoder
+from headrace.connectors.kafka.write.encoding import TopicRows, record_encoder
 from headrace.connectors.kafka.write.produce import BatchSender, idempotent_sender
 from headrace.connectors.kafka.write.sink import KafkaSinkOptions
 from headrace.connectors.kafka.write.transactions import Transactions
@@ -42,7 +42,7 @@ class _AtLeastOnceTransaction(Transaction[Any]):
         if batch.num_rows == 0:
             return
         rest, dead = parted(batch)
-        rows = encoded(rest, key=self._sink.key, value=self._sink.value)
+        rows = self._sink.encoded(rest)
         with self._whole.steps():
             self._send(rows, dead)
 

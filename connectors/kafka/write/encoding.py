@@ -1,4 +1,4 @@
-"""From rows to record batches: typed keys and values to bytes, rows to their topics, records into batches."""
+"""From rows to record batches: columns that no record has left out, rows to their topics, records into batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.format.encode import MAX_BATCH_BYTES, Codec, EncodedBatch, RecordEncoder
@@ -25,16 +24,6 @@ def without_origin(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Without what no record has. Rows with an offset are as a source has read them: where that was is left out, too."""
     left_out = _READ_FROM if "offset" in rows.schema.names else _OF_NO_RECORD
     return rows.drop_columns([name for name in left_out if name in rows.schema.names])
-
-
-def encoded(rows: pa.RecordBatch, *, key: ValueFormat | None, value: ValueFormat | None) -> pa.RecordBatch:
-    """The rows with keys and values as bytes. Raises UsageError, which names the row, for what a format cannot hold."""
-    rows = without_origin(rows)
-    for name, form in (("key", key), ("value", value)):
-        if form is not None and name in rows.schema.names:
-            index = rows.schema.get_field_index(name)
-            rows = rows.set_column(index, name, form.encode(rows.column(index)))
-    return rows
 
 
 def record_encoder(config: ClientConfig, partitions: int, producer: Producer) -> RecordEncoder:

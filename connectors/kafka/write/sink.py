@@ -29,7 +29,7 @@ from headrace.connectors.kafka.client.sasl import SaslConfig
 from headrace.connectors.kafka.format.encode import check_column, key_partitions
 from headrace.connectors.kafka.write.commit_log import CommitLog
 from headrace.connectors.kafka.write.committer import LISTS, KafkaCommitter
-from headrace.connectors.kafka.write.encoding import TOPIC_COLUMN, encoded
+from headrace.connectors.kafka.write.encoding import TOPIC_COLUMN, without_origin
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer
 from headrace.connectors.kafka.write.names import (
     DEFAULT_COMMIT_TOPIC,
@@ -79,6 +79,23 @@ class KafkaSinkOptions:
     def _arguments(self) -> Mapping[str, tuple[str, object]]:
         """Those that stand for a property: see `client_config`."""
         return {}
+
+    @property
+    def formats(self) -> Mapping[str, ValueFormat]:
+        """Of the columns that are encoded. One without a format has the type of its part of a record."""
+        return {name: each for name, each in (("key", self.key), ("value", self.value)) if each is not None}
+
+    def encoded(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows as the encoder takes them: what an argument says about columns takes effect here.
+
+        Raises UsageError, which names the row, for what a format cannot hold.
+        """
+        rows = without_origin(rows)
+        for name, form in self.formats.items():
+            if name in rows.schema.names:
+                index = rows.schema.get_field_index(name)
+                rows = rows.set_column(index, name, form.encode(rows.column(index)))
+        return rows
 
 
 @dataclass(frozen=True)
@@ -145,7 +162,7 @@ class KafkaSink(KafkaSinkOptions, TwoPhaseSink[KafkaHandle], RowRouting, RowShar
 
         Keys are placed as in partitions, so that with a multiple of `shards` partitions each one is written by one shard.
         """
-        rows = encoded(rows, key=self.key, value=self.value)
+        rows = self.encoded(rows)
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         found = key_partitions(columns["key"], shards) if "key" in columns else pa.nulls(rows.num_rows, pa.int32())
         if "partition" in columns:

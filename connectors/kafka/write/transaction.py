@@ -16,11 +16,10 @@ from headrace.connectors.base.dead_letters import parted
 from headrace.connectors.base.guard import AllOrNothing
 from headrace.connectors.base.jobs import is_one_off
 from headrace.connectors.base.sink import Attempt, Transaction
-from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import BrokerError
 from headrace.connectors.kafka.client.properties import ClientConfig
-from headrace.connectors.kafka.write.encoding import TopicRows, encoded, record_encoder
+from headrace.connectors.kafka.write.encoding import TopicRows, record_encoder
 from headrace.connectors.kafka.write.handles import KafkaHandle, WrittenRange
 from headrace.connectors.kafka.write.names import JobNames
 from headrace.connectors.kafka.write.produce import BatchSender, transactional_sender
@@ -42,16 +41,11 @@ class TransactionalSink(Protocol):
         """Where no row may go."""
 
     @property
-    def value(self) -> ValueFormat | None:
-        """How values are encoded."""
-
-    @property
-    def key(self) -> ValueFormat | None:
-        """How keys are encoded."""
-
-    @property
     def config(self) -> ClientConfig:
         """The client's configuration."""
+
+    def encoded(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows as the encoder takes them."""
 
     def names(self, job: str) -> JobNames:
         """Its transactional ids."""
@@ -83,7 +77,7 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         if batch.num_rows == 0:
             return
         rest, dead = parted(batch)
-        rows = encoded(rest, key=self._sink.key, value=self._sink.value)
+        rows = self._sink.encoded(rest)
         with self._whole.steps():
             sender, topics = self._begun()
             with self._explaining():
