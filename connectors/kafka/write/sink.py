@@ -64,8 +64,9 @@ class KafkaSinkOptions:
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
-        for each in (self.value, self.key):
-            _check_format(each)
+        for name in ("value", "key"):
+            if not isinstance(getattr(self, name), ValueFormat | None):
+                raise UsageError(f"value and key must be formats of headrace.formats, not {getattr(self, name)!r}")
         if self.topic is not None:
             _check_topic("topic", self.topic)
         _ = self.config
@@ -284,11 +285,6 @@ class KafkaSink(KafkaSinkOptions, TwoPhaseSink[KafkaHandle], RowRouting, RowShar
 def _commit_log(config: ClientConfig, topic: str) -> CommitLog:
     """Kept with the process, so that only what is new is read for every epoch."""
     return CommitLog(enduring_cluster(config), topic)
-
-
-def _check_format(given: object) -> None:
-    if not isinstance(given, ValueFormat | None):
-        raise UsageError(f"value and key must be formats of headrace.formats, not {given!r}")
 
 
 def _check_topic(argument: str, topic: object) -> None:
