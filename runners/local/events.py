@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic
 
 from headrace.connectors.base.sink import HandleT
@@ -76,15 +76,14 @@ class SplitDone:
 class WorkerSnapshotted(Generic[SplitT, HandleT]):
     """Answer to TakeSnapshot: all that the worker has written is prepared, in `handles`, up to the positions in `states`.
 
-    `records_in`, `records_out`: how many it has read and written since its last answer. The core does not look at them.
+    `counts`: what it has counted since its last answer, by the names of the status. The core does not look at them.
     """
 
     number: int
     checkpoint_id: int
     states: Mapping[str, SplitState[SplitT]]
     handles: tuple[HandleT, ...]
-    records_in: int = 0
-    records_out: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ class _Worker:
         self._transactions: dict[str, Transaction[Any]] = {}
         self._begun: Counter[str] = Counter()
         self._stopping = False
-        self._records_in = self._records_out = 0
+        self._counts: Counter[str] = Counter()
 
     def run(self) -> None:
         try:
@@ -166,11 +166,11 @@ class _Worker:
         except (Exception, SystemExit) as error:  # the user's function does not decide that the process ends
             before = self._progress.snapshot()[batch.split.split_id].split
             raise transform_error(self._pipeline, batch.records.num_rows, before, batch.split) from error
-        self._records_in += batch.records.num_rows
+        self._counts["records_in"] += batch.records.num_rows
         for name, rows in made:
             if rows.num_rows:
                 self._written(name).write(rows)
-                self._records_out += rows.num_rows
+                self._counts["records_out"] += rows.num_rows
         self._progress.delivered(batch)
         if batch.finished:
             self._stream.send(pb.FromWorker(split_finished=pb.SplitFinished(split_id=batch.split.split_id)))
@@ -196,8 +196,7 @@ class _Worker:
         states = self._progress.snapshot()
         # Those of checkpoints that were given up are never asked for.
         self._reported = {checkpoint_id: states}
-        counts = self._records_in, self._records_out
-        self._records_in = self._records_out = 0
-        report = WorkerSnapshotted(self._order.number, checkpoint_id, states, handles, *counts)
+        counts, self._counts = self._counts, Counter()
+        report = WorkerSnapshotted(self._order.number, checkpoint_id, states, handles, counts)
         self._stream.send(self._messages.worker_snapshotted(report))
         log.debug("worker %d: has prepared for checkpoint %d", self._order.number, checkpoint_id)

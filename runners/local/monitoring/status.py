@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -63,7 +64,7 @@ class RunStatus:
         self._progress_s, self._size = progress_s, size
         self._folder, self._clock = folder, clock
         self._begun: tuple[int, float] = (0, clock())
-        self._records_in = self._records_out = 0
+        self._counts = Counter(records_in=0, records_out=0)  # of the workers
         self._completed = self._failed = self._workers_lost = 0
         self._committables = self._listed = 0
         self._last: dict[str, Any] | None = None
@@ -75,8 +76,7 @@ class RunStatus:
     def record_event(self, event: object) -> None:
         match event:
             case events.WorkerSnapshotted():
-                self._records_in += event.records_in
-                self._records_out += event.records_out
+                self._counts.update(event.counts)
             case events.CheckpointCommitted(checkpoint_id):
                 self._completed += 1
                 self._committables, self._listed = self._committables + self._listed, 0
@@ -105,8 +105,7 @@ class RunStatus:
             "at": self._clock(),
             "progress_at": self._progress_s,
             "phase": phase,
-            "records_in": self._records_in,
-            "records_out": self._records_out,
+            **self._counts,
             "restarted": self._restarted,
             "workers": [{"number": number, "splits": held} for number, held in sorted(splits.items())],
             "workers_lost": self._workers_lost,

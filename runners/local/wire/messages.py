@@ -14,7 +14,7 @@ from headrace.enumerator.split import SplitT
 from headrace.runners.local.events import WorkerSnapshotted
 from headrace.runners.local.wire import run_pb2 as pb
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised with every change of what a message means; both sides must have the same."""
 
 
@@ -68,8 +68,7 @@ class RunMessages(Generic[SplitT, HandleT]):
                 states=states,
                 handle_version=self._handles.version if event.handles else 0,
                 handles=[_json(self._handles.serialize(handle)) for handle in event.handles],
-                records_in=event.records_in,
-                records_out=event.records_out,
+                counts=event.counts,
             )
         )
 
@@ -80,8 +79,7 @@ class RunMessages(Generic[SplitT, HandleT]):
         ]
         handles = tuple(self._handles.deserialize(message.handle_version, json.loads(handle)) for handle in message.handles)
         by_id = {state.split.split_id: state for state in states}
-        counts = int(message.records_in), int(message.records_out)
-        return WorkerSnapshotted(number, int(message.checkpoint_id), by_id, handles, *counts)
+        return WorkerSnapshotted(number, int(message.checkpoint_id), by_id, handles, dict(message.counts))
 
     def _split(self, split: SplitT) -> bytes:
         return _json(self._splits.serialize(split))

@@ -55,22 +55,27 @@ class SplitFinished(_message.Message):
     def __init__(self, split_id: _Optional[str] = ...) -> None: ...
 
 class WorkerSnapshotted(_message.Message):
-    __slots__ = ("checkpoint_id", "split_version", "states", "handle_version", "handles", "records_in", "records_out")
+    __slots__ = ("checkpoint_id", "split_version", "states", "handle_version", "handles", "counts")
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     CHECKPOINT_ID_FIELD_NUMBER: _ClassVar[int]
     SPLIT_VERSION_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     HANDLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_IN_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_OUT_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     checkpoint_id: int
     split_version: int
     states: _containers.RepeatedCompositeFieldContainer[SplitState]
     handle_version: int
     handles: _containers.RepeatedScalarFieldContainer[bytes]
-    records_in: int
-    records_out: int
-    def __init__(self, checkpoint_id: _Optional[int] = ..., split_version: _Optional[int] = ..., states: _Optional[_Iterable[_Union[SplitState, _Mapping]]] = ..., handle_version: _Optional[int] = ..., handles: _Optional[_Iterable[bytes]] = ..., records_in: _Optional[int] = ..., records_out: _Optional[int] = ...) -> None: ...
+    counts: _containers.ScalarMap[str, int]
+    def __init__(self, checkpoint_id: _Optional[int] = ..., split_version: _Optional[int] = ..., states: _Optional[_Iterable[_Union[SplitState, _Mapping]]] = ..., handle_version: _Optional[int] = ..., handles: _Optional[_Iterable[bytes]] = ..., counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class SplitState(_message.Message):
     __slots__ = ("split", "finished")

@@ -62,7 +62,7 @@ def shown(folder, clock, checkpoints=1):
     for number in range(2, 2 + checkpoints):
         status.record_command(events.TakeSnapshot(2, number))
         clock.now_s += 0.25
-        status.record_event(events.WorkerSnapshotted(2, number, {}, (), 10, 8))
+        status.record_event(events.WorkerSnapshotted(2, number, {}, (), {"records_in": 10, "records_out": 8}))
         status.record_command(events.CommitCheckpoint(Checkpoint(number, (), False), ("one", "two")))
         clock.now_s += 0.25
         status.record_event(events.CheckpointCommitted(number))

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 import pytest
 
+from headrace.runners.local.monitoring.status import read_status
 from headrace.testing import FakeKafka
 from tests.helpers.python_path import python_path
 from tests.unit.local.test_processes import TIMEOUT_S, Run, produce, seen
@@ -183,6 +184,13 @@ def test_in_a_pipe_a_run_shows_nothing_unless_it_is_asked_to_and_then_lines_of_j
             else:
                 assert rest == [savepoint]
             assert run.log.read_text() == "SIGTERM: stopping with a last checkpoint\n"
+
+
+def test_the_status_has_what_workers_have_read_and_written(kafka, tmp_path):
+    with Copy(kafka, tmp_path) as run:
+        run.more("records")
+        counts, folder = {"records_in": 30, "records_out": 30}, tmp_path / "checkpoints"
+        run.wait(lambda: counts.items() <= (read_status(folder) or {}).items(), "their counts")
 
 
 def test_a_run_whose_reader_of_lines_has_gone_continues(kafka, tmp_path):
