@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -108,17 +109,22 @@ class SparkSourceConformance(ABC):
         split_id = stream.external.create_split()
         stream.write(split_id)
         uses: list[tuple[Counter[str], Counter[str]]] = []
+        is_written = threading.Event()
 
         def used_twice(frame: DataFrame, _: int) -> None:
             first = Counter(stream.values_of(frame))
-            if not uses:
-                stream.write(split_id)
-            uses.append((first, Counter(stream.values_of(frame))))
+            uses.append((first, Counter()))
+            is_written.wait(SPARK_TIMEOUT_S)
+            uses[-1] = first, Counter(stream.values_of(frame))
 
         query = stream.frame().writeStream.foreachBatch(used_twice).option("checkpointLocation", stream.checkpoint).start()
         try:
-            stream.wait(lambda: sum((first for first, _ in uses), Counter()) == stream.written, query)
+            stream.wait(lambda: bool(uses), query)
+            stream.write(split_id)
+            is_written.set()
+            stream.wait(lambda: sum((second for _, second in uses), Counter()) == stream.written, query)
         finally:
+            is_written.set()
             query.stop()
         assert all(first == second for first, second in uses)
 
