@@ -221,7 +221,7 @@ class SplitPlanner(Generic[SplitT]):
         if backlog.exhausted or self._is_pinned or not (backlog.more or self._is_due()):
             return backlog
         if isinstance(self._discovery, IncrementalDiscovery):
-            if len(backlog.unread) >= self._read.most_splits:
+            if self._source.finite_splits and len(backlog.unread) >= self._read.most_splits:
                 return backlog
             found = self._discovery.after(backlog.cursor, self._read.most_splits)
         else:

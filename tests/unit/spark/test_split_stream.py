@@ -166,6 +166,16 @@ def test_a_finished_split_is_not_found_again(shelf: Shelf, feed: Query) -> None:
     assert shelf.published[-1] == {"b": 1}
 
 
+def test_splits_that_stay_open_do_not_keep_new_ones_from_being_found(shelf: Shelf, tmp_path: Path) -> None:
+    class OpenPile(Pile):
+        finite_splits = False
+
+    for number in range(5):
+        shelf.add(str(number), f"{number}")
+    query = Query(SplitRead(source=OpenPile(shelf), checkpoint=str(tmp_path), most_splits=2))
+    assert [query.batch(), query.batch(), query.batch()] == [["0", "1"], ["2", "3"], ["4"]]
+
+
 def test_a_vanished_split_is_reported_and_waits_where_it_was(
     shelf: Shelf, feed: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
