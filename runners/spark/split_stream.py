@@ -81,7 +81,7 @@ class SplitPlanner(Generic[SplitT]):
         self._ends = None if read.source.finite_splits else EndsLog(self._format, checkpoint_of(read))
         self._discovery = read.source.create_discovery()
         self._missing: frozenset[str] = frozenset()
-        self._outages, self._inconclusive = FailureLog(), FailureLog()
+        self._outages, self._read_outages, self._inconclusive = FailureLog(), FailureLog(), FailureLog()
         tolerated = HeadraceError, OSError
         self._publisher = PositionPublisher(read.source, FailureLog(), lambda error: isinstance(error, tolerated))
         self._prepared: str | None = None
@@ -108,10 +108,8 @@ class SplitPlanner(Generic[SplitT]):
         try:
             backlog = self._first_look() if before is None else self._look(over)
         except Exception as error:
-            if before is None or self._pins_end or not (is_retriable(error) or isinstance(error, OutageError)):
+            if before is None or not self._rides_out(error, self._outages):
                 raise
-            if self._outages.failed():
-                log.warning("the query continues, but finds nothing new until this is over: %s", error)
             backlog = over
         else:
             if self._outages.worked():
@@ -282,9 +280,25 @@ class SplitPlanner(Generic[SplitT]):
             reader = self._source.create_reader()
             self._probe = splits, reader
             reader.add_splits(splits)
-        if not splits or self._probe[1].poll(_PROBE_S) is None:
+        try:
+            if not splits or self._probe[1].poll(_PROBE_S) is None:
+                return False
+        except Exception as error:
+            self._end_probe()
+            if not self._rides_out(error, self._read_outages):
+                raise
             return False
+        if self._read_outages.worked():
+            log.warning("the source is read again")
         self._end_probe()
+        return True
+
+    def _rides_out(self, error: Exception, failures: FailureLog) -> bool:
+        """Whether it is an outage to wait for. AvailableNow cannot: without a batch it would end, as if there were nothing."""
+        if self._pins_end or not (is_retriable(error) or isinstance(error, OutageError)):
+            return False
+        if failures.failed():
+            log.warning("the query continues, but finds nothing new until this is over: %s", error)
         return True
 
     def _end_probe(self) -> None:

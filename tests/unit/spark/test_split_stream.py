@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.enumerator.errors import DataLossError, DeadlineExceededError, RetriableError, StateError, UsageError
+from headrace.enumerator.errors import DataLossError, DeadlineExceededError, OutageError, RetriableError, StateError, UsageError
 from headrace.runners.spark.split_ends import KEPT_READINGS
 from headrace.runners.spark.split_stream import OPENING_BYTES, TASK_BYTES, PlannedTask, SplitPlanner, SplitRead, packed
 from headrace.runners.spark.split_tasks import TaskLimits
 from headrace.runners.spark.tasks import read_splits
-from tests.helpers.split_sources import Feed, Piece, Pile, Shelf
+from tests.helpers.split_sources import Feed, Piece, Pile, Shelf, ShelfReader
 
 
 class Query:
@@ -203,6 +203,28 @@ def test_a_look_that_fails_holds_up_what_is_new_only(shelf: Shelf, feed: Query, 
     feed.planner.pin_end()
     with pytest.raises(RetriableError, match="no answer"):
         feed.plan()
+
+
+def test_a_source_that_cannot_be_read_now_is_waited_for(
+    shelf: Shelf, feed: Query, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise OutageError("no broker answers")
+
+    shelf.add("a", "a0")
+    feed.batch()
+    shelf.add("a", "a1")
+    with monkeypatch.context() as away:
+        away.setattr(ShelfReader, "poll", fail)
+        assert [feed.batch(), feed.batch()] == [None, None]
+        feed.planner.pin_end()
+        with pytest.raises(OutageError, match="no broker answers"):
+            feed.plan()
+    assert feed.batch() == ["a1"]
+    assert [record.message.split(": ")[0] for record in caplog.records] == [
+        "the query continues, but finds nothing new until this is over",
+        "the source is read again",
+    ]
 
 
 def test_a_replay_that_does_not_get_its_records_fails(shelf: Shelf, feed: Query) -> None:
