@@ -13,13 +13,14 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from headrace.connectors.files.store import LocalStore
+from headrace.runners.spark.split_state import FOLDER, ends_prefix
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -52,8 +53,17 @@ class OffsetLog:
                 )
             _unreadable.add(self.location)
             return None
+        content += b"".join(self._ends(content))
         is_whole = content.count(b"\n") >= 2  # the version and the metadata, before the first source's
         return f"sha256:{hashlib.sha256(content).hexdigest()}" if is_whole else None
+
+    def _ends(self, content: bytes) -> Iterator[bytes]:
+        """What the tasks of the batch have recorded, of sources whose splits have no end: how far it has read."""
+        for line in content.splitlines():
+            if (prefix := ends_prefix(line)) is not None:
+                folder, _, start = f"{self.location.rstrip('/')}/{FOLDER}/{prefix}".rpartition("/")
+                for name in sorted(name for name in _names(folder) if name.startswith(start)):
+                    yield name.encode() + _read(f"{folder}/{name}")
 
     def query_id(self) -> str | None:
         """None where no query has started there. Raises OSError, ValueError or NotImplementedError for an unreadable one."""

@@ -14,10 +14,7 @@ from uuid import uuid4
 from headrace.connectors.files.store import Store, normal_path, open_store
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.split import SplitT
-from headrace.runners.spark.split_state import ReadingFormat, SplitEnd, SplitReading, TaskEnds
-
-FOLDER = "headrace-ends"
-"""In the query's checkpoint, whose copies have it too."""
+from headrace.runners.spark.split_state import FOLDER, ReadingFormat, SplitEnd, SplitReading, TaskEnds, file_prefix
 
 KEPT_READINGS = 100
 """As many as Spark keeps of a query's batches by default: a copy of its checkpoint may go back as far."""
@@ -39,7 +36,7 @@ class TaskName:
 
     @property
     def file(self) -> str:
-        return f"{self.chain}/{self.sequence:012d}-{self.reading}-{self.task}"
+        return f"{file_prefix(self.chain, self.sequence, self.reading)}{self.task}"
 
 
 @dataclass(frozen=True, slots=True)

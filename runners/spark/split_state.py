@@ -26,6 +26,8 @@ from headrace.enumerator.split import SplitT
 SPLITS = Envelope("headrace-splits", "offset of a batch")
 ENDS = Envelope("headrace-ends", "record of where a task stopped")
 _WHERE = "the query's checkpoint"
+FOLDER = "headrace-ends"
+"""Where tasks record how far they have read: in the query's checkpoint, whose copies have it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,10 @@ class SplitReading(Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class Unread(Generic[SplitT]):
-    """What there is to read once a reading is over. `is_limited`: a task has stopped at a limit, so more is there."""
+    """What there is to read once a reading is over. `is_limited`: a task has stopped at a limit, so more is there.
+
+    `read_nothing`: no task had a record.
+    """
 
     unread: tuple[SplitT, ...] = ()
     finished: tuple[SplitT, ...] = ()
@@ -62,6 +67,7 @@ class Unread(Generic[SplitT]):
     more: bool = False
     exhausted: bool = False
     is_limited: bool = False
+    read_nothing: bool = False
 
     def known(self) -> dict[str, SplitT]:
         return {split.split_id: split for split in (*self.finished, *self.unread)}
@@ -193,3 +199,19 @@ def _stored_cursor(value: object) -> JsonObject | None:
     if value is not None and not isinstance(value, dict):
         raise TypeError(f"its cursor is a JSON {type(value).__name__}")
     return value
+
+
+def file_prefix(chain: str, sequence: int, reading: str) -> str:
+    """What the names of a reading's records start with, in `FOLDER`; behind it is the number of the task."""
+    return f"{chain}/{sequence:012d}-{reading}-"
+
+
+def ends_prefix(line: bytes) -> str | None:
+    """As `file_prefix`, of the reading that a line of Spark's offset log holds; None for any other line."""
+    if f'"format":"{SPLITS.name}"'.encode() not in line:
+        return None
+    try:
+        body = SPLITS.open(line, _WHERE)
+        return None if body["initial"] else file_prefix(body["chain"], body["sequence"], body["reading"])
+    except StateError:
+        return None

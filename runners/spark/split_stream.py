@@ -23,7 +23,7 @@ from headrace.enumerator.source_driver import FailureLog, PositionPublisher
 from headrace.enumerator.split import SizedSplit, SplitT
 from headrace.runners.spark.split_ends import EndsLog, TaskName
 from headrace.runners.spark.split_state import ReadingFormat, SplitReading, TaskEnds, Unread, next_reading
-from headrace.runners.spark.split_tasks import OpenTask, TaskLimits
+from headrace.runners.spark.split_tasks import FIRST_WAIT_S, OpenTask, TaskLimits
 
 log = logging.getLogger(__name__)
 
@@ -57,16 +57,20 @@ class SplitRead(Generic[SplitT]):
         """A task of splits without an end, to be read. Worker process."""
         assert task.name is not None
         ends = EndsLog(ReadingFormat(self.source), checkpoint_of(self))
-        return OpenTask(self.source, task.splits, task.name, ends, self.limits.shared(task.tasks), self.stall_s)
+        return OpenTask(self.source, task.splits, task.name, ends, self.limits.shared(task.tasks), task.wait_s, self.stall_s)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTask(Generic[SplitT]):
-    """A task of a batch, its splits, and how many the batch has. Picklable. `name`: of one that records where it stops."""
+    """A task of a batch, its splits, and how many the batch has. Picklable. `name`: of one that records where it stops.
+
+    `wait_s`: how long such a task waits for its first records.
+    """
 
     splits: tuple[SplitT, ...]
     tasks: int
     name: TaskName | None
+    wait_s: float
 
 
 class SplitPlanner(Generic[SplitT]):
@@ -84,6 +88,8 @@ class SplitPlanner(Generic[SplitT]):
         self._outages, self._read_outages, self._inconclusive = FailureLog(), FailureLog(), FailureLog()
         tolerated = HeadraceError, OSError
         self._publisher = PositionPublisher(read.source, FailureLog(), lambda error: isinstance(error, tolerated))
+        self._wait_s, self._has_probed = FIRST_WAIT_S, False
+        self._has_selected = False
         self._prepared: str | None = None
         self._published: str | None = None
         self._last_closed: tuple[str, Sequence[TaskEnds[SplitT]]] | None = None
@@ -101,7 +107,7 @@ class SplitPlanner(Generic[SplitT]):
         record that cannot be read.
         """
         before = self._format.from_json(start)
-        over = Unread() if before is None else self._over(before)
+        over = Unread() if before is None else self._selected(self._over(before))
         if before is not None:
             self._note_savepoint()
             self._publish(before, over)
@@ -115,13 +121,10 @@ class SplitPlanner(Generic[SplitT]):
             if self._outages.worked():
                 log.warning("the source answers again")
         tasks = self._tasks(backlog)
-        has_changed = backlog.known().keys() != over.known().keys()
-        if (
-            before is not None
-            and not (has_changed and not self._source.finite_splits)
-            and not self._is_worth_a_batch(backlog, tasks)
-        ):
+        has_found = not self._source.finite_splits and backlog.known().keys() != over.known().keys()
+        if before is not None and not has_found and not self._is_worth_a_batch(backlog, tasks):
             return start
+        self._learn_to_wait(over)
         reading = next_reading(before, backlog, tasks)
         if self._ends is not None:
             self._keep_ends(self._ends, reading)
@@ -133,7 +136,8 @@ class SplitPlanner(Generic[SplitT]):
         if reading is None:
             return []
         names = [None if self._ends is None else TaskName.of(reading, number) for number in range(len(reading.tasks))]
-        return [PlannedTask(splits, len(names), name) for splits, name in zip(reading.tasks, names, strict=True)]
+        wait_s = min(self._wait_s, self._read.limits.seconds)
+        return [PlannedTask(splits, len(names), name, wait_s) for splits, name in zip(reading.tasks, names, strict=True)]
 
     def committed(self, end: str) -> None:
         """The batch is in Spark's commit log: its positions may be published, and what it has finished is done with."""
@@ -177,7 +181,22 @@ class SplitPlanner(Generic[SplitT]):
             unread=(*(end.split for end in ends if not end.finished), *reading.unread),
             finished=self._remembered(reading, [end.split for end in ends if end.finished]),
             is_limited=any(task.is_limited for task in recorded),
+            read_nothing=not any(end.rows for end in ends),
         )
+
+    def _selected(self, over: Unread[SplitT]) -> Unread[SplitT]:
+        """Without the splits that the source selects no more, as its subscription was changed. They are reported once."""
+        left_out = [split for split in over.unread if not self._source.selects(split)]
+        if left_out and not self._has_selected:
+            self._source.on_splits_missing(left_out)
+        self._has_selected = True
+        return replace(over, unread=tuple(split for split in over.unread if split not in left_out)) if left_out else over
+
+    def _learn_to_wait(self, over: Unread[SplitT]) -> None:
+        """A batch that read nothing although something was there has waited too short: a reader may take long to connect."""
+        if self._has_probed and over.read_nothing:
+            self._wait_s = min(self._wait_s * 2, self._read.limits.seconds)
+        self._has_probed = not self._source.finite_splits
 
     def _closed(self, ends: EndsLog[SplitT], reading: SplitReading[SplitT]) -> Sequence[TaskEnds[SplitT]]:
         if self._last_closed is None or self._last_closed[0] != reading.reading:
@@ -223,7 +242,7 @@ class SplitPlanner(Generic[SplitT]):
                 return backlog
             found = self._discovery.after(backlog.cursor, self._read.most_splits)
         else:
-            found = self._later(backlog)
+            backlog, found = self._later(backlog)
         self._looked_at = self._clock()
         self._note_inconclusive(found)
         self._is_pinned = self._pins_end and not found.more
@@ -234,7 +253,8 @@ class SplitPlanner(Generic[SplitT]):
         interval_s = math.inf if self._source.discovery_interval_s is None else self._source.discovery_interval_s
         return self._looked_at == -math.inf or self._clock() - self._looked_at >= interval_s
 
-    def _later(self, backlog: Unread[SplitT]) -> DiscoveryResult[SplitT]:
+    def _later(self, backlog: Unread[SplitT]) -> tuple[Unread[SplitT], DiscoveryResult[SplitT]]:
+        """What is found, and the backlog without what has vanished and, by proof, cannot come back."""
         known = backlog.known()
         found = self._discovery.later_or_raise(known) if self._pins_end else self._discovery.later(known)
         unread = {split.split_id for split in backlog.unread}
@@ -242,7 +262,11 @@ class SplitPlanner(Generic[SplitT]):
         if lost:
             self._source.on_splits_missing(lost)
         self._missing = found.missing & unread
-        return found
+        vanished = [split for split_id, split in known.items() if split_id in found.missing]
+        gone = self._source.confirm_deleted(vanished) if vanished else frozenset()
+        if gone:
+            backlog = replace(backlog, unread=_without(gone, backlog.unread), finished=_without(gone, backlog.finished))
+        return backlog, found
 
     def _note_inconclusive(self, found: DiscoveryResult[SplitT]) -> None:
         if found.inconclusive is None:
@@ -281,7 +305,7 @@ class SplitPlanner(Generic[SplitT]):
             self._probe = splits, reader
             reader.add_splits(splits)
         try:
-            if not splits or self._probe[1].poll(_PROBE_S) is None:
+            if not splits or self._probe[1].poll(self._read.limits.seconds if self._pins_end else _PROBE_S) is None:
                 return False
         except Exception as error:
             self._end_probe()
@@ -336,6 +360,10 @@ def _cost(split: SplitT) -> int:
 
 def _size(split: SplitT) -> int:
     return split.size_bytes if isinstance(split, SizedSplit) else 0
+
+
+def _without(gone: frozenset[str], splits: Sequence[SplitT]) -> tuple[SplitT, ...]:
+    return tuple(split for split in splits if split.split_id not in gone)
 
 
 def _with(backlog: Unread[SplitT], found: DiscoveryResult[SplitT]) -> Unread[SplitT]:

@@ -22,6 +22,7 @@ from headrace.runners.spark.split_state import SplitEnd, TaskEnds
 
 IDLE_S = 0.2
 """A task ends when nothing has come for so long, once something has."""
+FIRST_WAIT_S = 1.0
 _POLL_S = 1.0
 
 
@@ -47,6 +48,7 @@ class OpenTask(Generic[SplitT]):
     name: TaskName
     log: EndsLog[SplitT]
     limits: TaskLimits
+    wait_s: float
     stall_s: float
 
     def read(self, clock: Callable[[], float] = time.monotonic) -> Iterator[pa.RecordBatch]:
@@ -75,7 +77,7 @@ class OpenTask(Generic[SplitT]):
             reader.add_splits(self.splits)
             while not all(end.finished for end in ends.values()):
                 is_limited = records >= self.limits.records or size >= self.limits.size_bytes or clock() >= until
-                batch = None if is_limited else reader.poll(IDLE_S if batches else _POLL_S)
+                batch = None if is_limited else reader.poll(IDLE_S if batches else self.wait_s)
                 if batch is None:
                     break
                 before = ends[batch.split.split_id]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.enumerator.errors import DataLossError, DeadlineExceededError, OutageError, RetriableError, StateError, UsageError
+from headrace.enumerator.source import SplitBatch
+from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.split_ends import KEPT_READINGS
 from headrace.runners.spark.split_stream import OPENING_BYTES, TASK_BYTES, PlannedTask, SplitPlanner, SplitRead, packed
 from headrace.runners.spark.split_tasks import TaskLimits
@@ -347,3 +350,59 @@ def test_whole_splits_are_packed_by_size(sizes: list[int], parallelism: int | No
     found = packed(splits, parallelism)
     assert [len(task) for task in found] == tasks
     assert [split for task in found for split in task] == splits
+
+
+def test_a_reader_that_takes_long_to_connect_is_waited_for(shelf: Shelf, feed: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    poll = ShelfReader.poll
+
+    def slow(reader: ShelfReader, timeout: float) -> SplitBatch[Piece] | None:
+        waited_s[reader] = waited_s.get(reader, 0.0) + timeout
+        return poll(reader, timeout) if waited_s[reader] >= 3.0 else None
+
+    waited_s: dict[ShelfReader, float] = {}
+    monkeypatch.setattr(ShelfReader, "poll", slow)
+    shelf.add("a", "a0")
+    batches = [feed.batch() for _ in range(12)]
+    assert [batch for batch in batches if batch] == [["a0"]]
+
+
+def test_what_is_selected_no_more_is_reported_and_left_out(shelf: Shelf, feed: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[str] = []
+    monkeypatch.setattr(Feed, "on_splits_missing", lambda _self, splits: reported.extend(s.split_id for s in splits))
+    for name in "ab":
+        shelf.add(name, f"{name}0")
+    feed.batch()
+    monkeypatch.setattr(Feed, "selects", lambda _self, split: split.split_id != "a")
+    shelf.hidden.add("a")  # as a source does not discover what it does not select
+    for name in "ab":
+        shelf.add(name, f"{name}1")
+    feed.restart()
+    assert feed.batch() == ["b1"]
+    assert feed.batch() is None
+    assert reported == ["a"]
+
+
+def test_what_is_proven_to_be_gone_leaves_the_state(shelf: Shelf, feed: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Feed, "confirm_deleted", lambda _self, splits: frozenset(split.split_id for split in splits))
+    for name in ("gone read", "gone unread"):
+        shelf.add(name, name)
+    shelf.ended.add("gone read")
+    assert feed.batch() == ["gone read", "gone unread"]
+    shelf.hidden |= {"gone read", "gone unread"}
+    shelf.add("c", "c")
+    assert feed.batch() == ["c"]
+    assert feed.planner.tasks(feed.offsets[-1])[0].splits == (Piece("c"),)
+    assert '"gone' not in feed.offsets[-1]
+
+
+def test_an_older_copy_without_the_records_is_another_plan(shelf: Shelf, feed: Query, tmp_path: Path) -> None:
+    """Its tasks would stop elsewhere than where the sink's rows end."""
+    shelf.add("a", "a0")
+    feed.plan()
+    folder = tmp_path / "checkpoint"
+    (folder / "offsets").mkdir(parents=True)
+    (folder / "offsets" / "0").write_text(f'v1\n{{"batchTimestampMs":1}}\n{feed.offsets[-1]}')
+    shutil.copytree(folder, tmp_path / "copy")
+    feed.run()
+    digest = OffsetLog(str(folder)).digest(0)
+    assert digest == OffsetLog(str(folder)).digest(0) != OffsetLog(str(tmp_path / "copy")).digest(0)
