@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from headrace.enumerator import Boundedness, Source
 from headrace.testing import ExternalContext, SparkSourceConformance
 from tests.conformance.test_beam_sources import TextContext
 from tests.conformance.test_memory import MemoryContext
-from tests.helpers.python_path import ROOT
+from tests.helpers.page_connector import write_lines_module
 from tests.helpers.spark_tools import start_session, stop_session
 
 pytestmark = [
@@ -34,10 +33,7 @@ pytestmark = [
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Its processes find the connector that the how-to page writes."""
     modules = tmp_path_factory.mktemp("modules")
-    page = (ROOT / "docs/how-to/write-a-connector.md").read_text()
-    block = re.search(r'```python\n(""".*?)```', page, re.DOTALL)
-    assert block is not None
-    (modules / "lines.py").write_text(block[1])
+    write_lines_module(modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(modules), prepend=":")
         patch.syspath_prepend(modules)
