@@ -194,8 +194,8 @@ def main() -> None:
         if not is_right:
             kept = Path(tempfile.mkdtemp(prefix="headrace-splits-kept-"))
             Path(folder).rename(kept / "run")
-            print("kept:", kept)
-    print(json.dumps(result))
+            print("kept:", kept)  # noqa: T201 - a command
+    print(json.dumps(result))  # noqa: T201 - a command
     if arguments.result is not None:
         runs = json.loads(arguments.result.read_text()) if arguments.result.exists() else []
         arguments.result.write_text(json.dumps([*runs, {"seed": arguments.seed, **result}], indent=1) + "\n")
