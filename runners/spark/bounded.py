@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import Boundedness, Source
+from headrace.runners.spark.planning import packed, told_parallelism
 from headrace.runners.spark.readers import SplitsPartition, spark_schema
 from headrace.runners.spark.tasks import read_splits
 
@@ -32,7 +33,8 @@ STALL_S = 600.0
 def read_source(spark: SparkSession, source: Source[Any]) -> DataFrame:
     """A frame of all that the source has, with its columns.
 
-    The source is asked for its splits each time the frame is computed; each split is a task. A task whose reader has nothing
+    The source is asked for its splits each time the frame is computed. Each split is a task; small ones share one where they
+    state their size (`SizedSplit`). A task whose reader has nothing
     for ten minutes fails. Raises UsageError for a source without end, and for a type of its schema that Spark does not have.
     """
     if source.boundedness is not Boundedness.BOUNDED:
@@ -129,7 +131,7 @@ class BoundedReader(DataSourceReader):
             findings = discovery.initial()
         if not findings.complete:
             raise UsageError(f"source {source.name!r} is bounded, and states that there may be more splits later")
-        return [SplitsPartition([split]) for split in findings.added]
+        return [SplitsPartition(task) for task in packed(findings.added, told_parallelism())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SplitsPartition):

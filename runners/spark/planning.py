@@ -14,7 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from headrace.enumerator.split import SizedSplit, SplitT
+
 TASK_RECORDS = 65_536  # ranges are packed into one task up to this many records at most
+TASK_BYTES = 128 << 20
+"""Finite splits are packed into one task up to this size (spark.sql.files.maxPartitionBytes)."""
+OPENING_BYTES = 4 << 20
+"""What to open a split costs, as if it were larger by that (spark.sql.files.openCostInBytes)."""
 LEAST_TASK_RECORDS = 256
 """Ranges may always be packed into one task up to this many records: a task costs more than what it saves on them."""
 
@@ -104,3 +110,25 @@ def _pack(pieces: list[OffsetRange], limit: int) -> list[list[OffsetRange]]:
         tasks[-1].append(piece)
         headroom -= piece.size
     return tasks
+
+
+def packed(splits: Sequence[SplitT], parallelism: int | None) -> list[list[SplitT]]:
+    """Whole splits as tasks, in their order: each up to `TASK_BYTES`, and at least one for each core."""
+    if not splits:
+        return []
+    share = TASK_BYTES if parallelism is None else sum(map(_cost, splits)) // parallelism
+    headroom = min(TASK_BYTES, max(OPENING_BYTES, share))
+    tasks: list[list[SplitT]] = [[]]
+    size = 0
+    for split in splits:
+        if tasks[-1] and size + _cost(split) > headroom:
+            tasks.append([])
+            size = 0
+        tasks[-1].append(split)
+        size += _cost(split)
+    return tasks
+
+
+def _cost(split: SplitT) -> int:
+    """One whose size is not known is not put together with others."""
+    return OPENING_BYTES + split.size_bytes if isinstance(split, SizedSplit) else TASK_BYTES

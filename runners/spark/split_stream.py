@@ -21,16 +21,13 @@ from headrace.enumerator.resumed import ResumedDiscovery
 from headrace.enumerator.source import DiscoveryResult, IncrementalDiscovery, Source, SourceReader, SplitDiscovery
 from headrace.enumerator.source_driver import FailureLog, PositionPublisher
 from headrace.enumerator.split import SizedSplit, SplitT
+from headrace.runners.spark.planning import packed
 from headrace.runners.spark.split_ends import EndsLog, TaskName
 from headrace.runners.spark.split_state import ReadingFormat, SplitReading, TaskEnds, Unread, next_reading
 from headrace.runners.spark.split_tasks import FIRST_WAIT_S, OpenTask, TaskLimits
 
 log = logging.getLogger(__name__)
 
-TASK_BYTES = 128 << 20
-"""Finite splits are packed into one task up to this size (spark.sql.files.maxPartitionBytes)."""
-OPENING_BYTES = 4 << 20
-"""What to open a split costs, as if it were larger by that (spark.sql.files.openCostInBytes). Also the size of one unknown."""
 _PROBE_S = 1.0
 
 
@@ -335,27 +332,6 @@ class SplitPlanner(Generic[SplitT]):
             ends.prepare(reading.chain)
             self._prepared = reading.chain
         ends.remove_old(reading)
-
-
-def packed(splits: Sequence[SplitT], parallelism: int | None) -> list[list[SplitT]]:
-    """Whole splits as tasks, in their order: each up to `TASK_BYTES`, and at least one for each core."""
-    if not splits:
-        return []
-    share = TASK_BYTES if parallelism is None else sum(map(_cost, splits)) // parallelism
-    headroom = min(TASK_BYTES, max(OPENING_BYTES, share))
-    tasks: list[list[SplitT]] = [[]]
-    size = 0
-    for split in splits:
-        if tasks[-1] and size + _cost(split) > headroom:
-            tasks.append([])
-            size = 0
-        tasks[-1].append(split)
-        size += _cost(split)
-    return tasks
-
-
-def _cost(split: SplitT) -> int:
-    return OPENING_BYTES + _size(split)
 
 
 def _size(split: SplitT) -> int:

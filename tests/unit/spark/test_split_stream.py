@@ -12,8 +12,9 @@ import pytest
 from headrace.enumerator.errors import DataLossError, DeadlineExceededError, OutageError, RetriableError, StateError, UsageError
 from headrace.enumerator.source import SplitBatch
 from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.planning import OPENING_BYTES, TASK_BYTES, packed
 from headrace.runners.spark.split_ends import KEPT_READINGS
-from headrace.runners.spark.split_stream import OPENING_BYTES, TASK_BYTES, PlannedTask, SplitPlanner, SplitRead, packed
+from headrace.runners.spark.split_stream import PlannedTask, SplitPlanner, SplitRead
 from headrace.runners.spark.split_tasks import TaskLimits
 from headrace.runners.spark.tasks import read_splits
 from tests.helpers.split_sources import Feed, Piece, Pile, Shelf, ShelfReader
