@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyiceberg import transforms, types
 from pyiceberg.transforms import IdentityTransform, Transform, TruncateTransform, VoidTransform
 
-from headrace.connectors.tables.rows import can_partition
+from headrace.connectors.tables.rows import can_partition, check_is_column
 from headrace.enumerator.errors import UsageError
 
 _EITHER_WAY = (types.StringType, types.IntegerType, types.LongType, types.DateType)
@@ -64,8 +64,7 @@ class TablePartition:
         return found
 
     def _check(self, schema: pa.Schema, where: str) -> None:
-        if schema.names.count(self.column) != 1:
-            raise UsageError(f"{where}: {self.column!r} is not among the columns: partitions are made of one")
+        check_is_column(schema, self.column, where)
         kind = schema.field(self.column).type
         if isinstance(self.transform, IdentityTransform) and not can_partition(kind):
             raise UsageError(f"{where}: {self.column!r} is {kind}: partitions are by text, integers, booleans or dates")

@@ -13,7 +13,6 @@ from pyarrow import types
 from headrace.connectors.tables.column_types import has_empty_struct
 from headrace.enumerator.errors import UsageError
 
-_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}  # by the width of an unsigned integer
 _ROW = "__headrace_row"
 _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
@@ -70,9 +69,23 @@ def can_partition(kind: pa.DataType) -> bool:
 def check_partition_columns(schema: pa.Schema, partition_by: Collection[str], where: str) -> None:
     """Raise UsageError naming what a new table of these columns cannot be partitioned by."""
     for name in partition_by:
-        if name not in schema.names or not can_partition(schema.field(name).type):
-            kind = f"is {schema.field(name).type}" if name in schema.names else "is not among the columns"
-            raise UsageError(f"{where}: {name!r} {kind}: partitions are by text, integers, booleans or dates")
+        check_is_column(schema, name, where)
+        if not can_partition(schema.field(name).type):
+            kind = schema.field(name).type
+            raise UsageError(f"{where}: {name!r} is {kind}: partitions are by text, integers, booleans or dates")
+
+
+def check_is_column(schema: pa.Schema, name: str, where: str) -> None:
+    """Raise UsageError for what a new table cannot be partitioned by, as it is no column or a field in one."""
+    if schema.names.count(name) == 1:
+        return
+    outer = name.partition(".")[0]
+    if outer in schema.names:
+        raise UsageError(
+            f"{where}: {name!r} is a field in column {outer!r}, and partitions are made of whole columns: add a column with its "
+            "values, and partition by that"
+        )
+    raise UsageError(f"{where}: {name!r} is not among the columns, of which partitions are made: {', '.join(schema.names)}")
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
@@ -159,9 +172,10 @@ def _holds_nested(wanted: pa.DataType, found: pa.DataType) -> bool:
 
 
 def _is_wider(wanted: pa.DataType, found: pa.DataType) -> bool:
+    if types.is_integer(found) and types.is_decimal(wanted):
+        most_digits = len(str(2 ** (found.bit_width - types.is_signed_integer(found))))
+        return bool(wanted.precision - wanted.scale >= most_digits)
     if types.is_unsigned_integer(found):
-        if types.is_decimal(wanted):
-            return bool(wanted.precision - wanted.scale >= _DIGITS[found.bit_width])
         return bool(types.is_signed_integer(wanted) and wanted.bit_width > found.bit_width)
     if types.is_signed_integer(wanted):
         return bool(types.is_signed_integer(found) and wanted.bit_width > found.bit_width)

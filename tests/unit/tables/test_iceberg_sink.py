@@ -215,13 +215,18 @@ def test_what_is_no_partition_is_refused(folder, partition):
         IcebergSink(TABLE, catalog_of(folder)).create_table(pa.schema([("id", pa.int64())]), (partition,))
 
 
-def test_partitions_that_cannot_be_written_are_refused(folder):
+@pytest.mark.parametrize(("column", "message"), [
+    ("real", "its partition 'real' is identity of double"),
+    ("inner.at", "its partition 'inner.at' is of 'inner.at', a field in a column: partition the table by a column that has"),
+])  # fmt: skip
+def test_partitions_that_cannot_be_written_are_refused(folder, column, message):
     sink = IcebergSink(TABLE, catalog_of(folder))
-    sink.create_table(pa.schema([("value", pa.string()), ("real", pa.float64())]))
+    schema = pa.schema([("value", pa.string()), ("real", pa.float64()), ("inner", pa.struct([("at", pa.int64())]))])
+    sink.create_table(schema)
     with iceberg_table(folder).update_spec() as update:
-        update.add_identity("real")
-    for refused in (lambda: sink.check_rows(VALUES), lambda: driver(sink).recover(), lambda: prepared(sink, 0, 0, ["a"])):
-        with pytest.raises(UsageError, match=r"its partition 'real' is identity of double"):
+        update.add_identity(column)
+    for refused in (lambda: sink.check_rows(schema), lambda: driver(sink).recover(), lambda: prepared(sink, 0, 0, ["a"])):
+        with pytest.raises(UsageError, match=message):
             refused()
 
 

@@ -54,6 +54,35 @@ def test_a_timestamp_of_any_zone_is_the_same_instant(tmp_path, kind):
     assert [value.timestamp() for value in values_of(kind, tmp_path)] == [0]
 
 
+@KINDS
+@pytest.mark.parametrize(("table", "fits"), [((38, 0), True), ((22, 2), True), ((19, 0), False), ((19, 1), False)], ids=str)
+@pytest.mark.parametrize("type_", [pa.int8(), pa.int64(), pa.uint64()], ids=str)
+def test_integers_are_the_same_numbers_in_a_decimal_that_has_all_their_digits(tmp_path, kind, table, fits, type_):
+    """Nineteen digits are those of the signed ones."""
+    ends = [0, 2**64 - 1] if type_ == pa.uint64() else [-(2 ** (type_.bit_width - 1)), 2 ** (type_.bit_width - 1) - 1]
+    sink = sink_of(kind, tmp_path)
+    sink.create_table(pa.schema([("c", pa.decimal128(*table))]))
+    rows = pa.record_batch([pa.array([*ends, None], type_)], names=["c"])
+    if not fits and type_ != pa.int8() and (type_, table) != (pa.int64(), (19, 0)):
+        with pytest.raises(UsageError, match=rf"column 'c' is decimal128\({table[0]}, {table[1]}\) in the table, and u?int64"):
+            sink.check_rows(rows.schema)
+        return
+    commit_rows(sink, 0, rows)
+    assert values_of(kind, tmp_path) == [*map(Decimal, ends), None]
+
+
+@KINDS
+@pytest.mark.parametrize(("partition", "message"), [
+    ("inner.at", "'inner.at' is a field in column 'inner', and partitions are made of whole columns: add a column with its"),
+    ("outer.at", "'outer.at' is not among the columns, of which partitions are made: id, inner"),
+], ids=str)  # fmt: skip
+def test_a_partition_that_is_no_column_is_refused_by_name(tmp_path, kind, partition, message):
+    sink = sink_of(kind, tmp_path)
+    for text in [partition] if kind == "delta" else [partition, f"day({partition})"]:
+        with pytest.raises(UsageError, match=message):
+            sink.create_table(pa.schema([("id", pa.int64()), ("inner", pa.struct([("at", pa.int64())]))]), [text])
+
+
 REFUSED = [pa.duration("us"), pa.month_day_nano_interval(), pa.decimal256(50, 2), pa.null(), pa.struct([])]
 
 
