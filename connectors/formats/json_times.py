@@ -1,7 +1,8 @@
 """Texts of times in columns that were read from JSON, as timestamps: ISO 8601, with a zone or in one that is given.
 
-What Spark's `from_json` does is done: digits beyond the type's unit are cut, a time that a clock leaves out is the one that it
-would have shown without the change, and of a time that it shows twice the earlier one is meant.
+What Spark's `from_json` does is done: a text with a zone does not fit a type without one, digits beyond the type's unit are
+cut, a time that a clock leaves out is the one that it would have shown without the change, and of a time that it shows twice
+the earlier one is meant.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _DAY = (
     r"|(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
 )
 _ZONE = r"(?:Z|[+-](?:[01]\d|2[0-3])(?::?[0-5]\d)?)"
-_TIME = rf"\A{_DAY}(?:[ T](?:[01]\d|2[0-3])(?::[0-5]\d(?::[0-5]\d(?:\.\d+)?)?)?{_ZONE}?)?\z"
+_CLOCK = r"[ T](?:[01]\d|2[0-3])(?::[0-5]\d(?::[0-5]\d(?:\.\d+)?)?)?"
+_TIME = rf"\A{_DAY}(?:{_CLOCK}{_ZONE}?)?\z"
+_LOCAL_TIME = rf"\A{_DAY}(?:{_CLOCK})?\z"
 _ZONED = rf"[ T].*{_ZONE}\z"
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d\d?)(?::?(\d\d))?")
@@ -86,10 +89,10 @@ def check_zone(zone: str) -> str:
 
 def _timestamps(texts: pa.Array, kind: pa.TimestampType, zone: str, unfit: list[UnfitTimes], path: str) -> pa.Array:
     try:
-        return texts.cast(pa.timestamp(kind.unit, "UTC")).cast(kind)
-    except pa.ArrowInvalid:  # not all have a zone, or digits are to be cut, or one does not fit
+        return texts.cast(kind)
+    except pa.ArrowInvalid:  # not all have a zone, or one has, or digits are to be cut, or one does not fit
         pass
-    fitting = pc.if_else(pc.match_substring_regex(texts, _TIME), texts, None)
+    fitting = pc.if_else(pc.match_substring_regex(texts, _TIME if kind.tz is not None else _LOCAL_TIME), texts, None)
     digits = _DIGITS[kind.unit]
     surplus = rf"(\.\d{{{digits}}})\d+" if digits else r"()\.\d+"
     if pc.any(pc.match_substring_regex(fitting, surplus)).as_py():

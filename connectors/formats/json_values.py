@@ -33,6 +33,11 @@ _MOST_NAMES = 64  # looking for more of them costs as much as a parse by Python
 _NOT_UTF8 = "text is not UTF-8"
 _CONSTANTS = r"(?:^|[:,\[])[ \t\r\n]*-?(?:NaN|Inf(?:inity)?)[ \t\r\n]*(?:[,\]}]|$)"
 """Where NaN or Infinity may be a number: Arrow's reader takes them for such, and JSON has none. Strings may have it too."""
+_NOT_FINITE = dict.fromkeys(("+INF", "+Infinity"), "Infinity") | {"-INF": "-Infinity"}
+_NOT_FINITE |= {name: name for name in ("NaN", "Infinity", "-Infinity")}
+"""Strings that are numbers which JSON has not, and how Arrow's reader has them: Spark writes the last three, and reads all."""
+_SPELLED = r'(?:^|[:,\[])[ \t\r\n]*"(?:NaN|[+-]?Infinity|[+-]INF)"[ \t\r\n]*(?:[,\]}]|$)'
+_ENDS = (b'NaN"', b'Infinity"', b'INF"')  # found faster
 _Check: TypeAlias = Callable[[Any], str | None]
 """Why a value that Python has parsed does not fit a type; None where it does, or where only Arrow knows."""
 _REOPENS = r'\][ \t\r\n]*,[ \t\r\n]*"(?:[^"\\]|\\.)*"[ \t\r\n]*:[ \t\r\n]*\['
@@ -49,7 +54,8 @@ class JsonFormat(ValueFormat):
     A field that an object lacks is null; so all fields are nullable, whatever the type says. An object that has a field twice
     is bad. A timestamp is text as ISO 8601 has it, whose digits beyond the type's unit are cut. `time_zone` (default "UTC") is
     the zone of one without a zone, where the type has zones: an IANA name or an offset such as `+02:00`, or what returns it.
-    `decode` raises UsageError where it needs the zone, and there is none of that name.
+    `decode` raises UsageError where it needs the zone, and there is none of that name. One with a zone is bad where the type
+    has none. NaN and the infinities are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`, as Spark has them.
 
     Raises UsageError for a type that Arrow's JSON reader does not give, or that has no form in JSON: maps, unions, bytes,
     dates, times of day, durations.
@@ -73,6 +79,7 @@ class JsonFormat(ValueFormat):
         self._decoder = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=parse_float, object_pairs_hook=_object)
         self._misfit = _check(self._type, "")
         self._misfits = "|".join(_misfits(self._type))
+        self._has_floats = any(name in str(self._type) for name in ("float", "double"))
         self._names = sorted({_quoted(each.name) for each in _fields(self._type)})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -102,7 +109,7 @@ class JsonFormat(ValueFormat):
 
     def _decode(self, texts: pa.Array, start: int, bad: list[BadValue]) -> pa.Array:
         """One chunk. `start` is the row of its first value, for what is added to `bad`."""
-        lines = _joined(texts, _BEFORE, _AFTER)
+        lines = self._lines(texts)
         wrong = dict.fromkeys(_not_utf8(texts), _NOT_UTF8)
         if b"NaN" in lines or b"Inf" in lines:
             wrong |= self._faults(texts, _constant_rows(texts))
@@ -120,7 +127,7 @@ class JsonFormat(ValueFormat):
         zone = self._time_zone if isinstance(self._time_zone, str) else self._time_zone()
         timed = as_times(column, self._type, zone, unfit)
         for rows, path, kind in unfit:
-            wrong |= dict.fromkeys(rows.to_pylist(), _unfit("", path, str(kind)))
+            wrong |= dict.fromkeys(rows.to_pylist(), _unfit("", path, str(kind) if kind.tz else f"{kind} without a zone"))
         return without(timed, wrong) if unfit else timed
 
     def _read_around(self, texts: pa.Array, wrong: dict[int, str], error: Exception) -> pa.Array:
@@ -140,7 +147,20 @@ class JsonFormat(ValueFormat):
 
     def _read_good(self, texts: pa.Array, wrong: dict[int, str]) -> pa.Array:
         good = _without(texts, wrong)
-        return self._read(good, _joined(good, _BEFORE, _AFTER))
+        return self._read(good, self._lines(good))
+
+    def _lines(self, texts: pa.Array) -> bytes:
+        """The texts as they are read at once."""
+        lines = _joined(texts, _BEFORE, _AFTER)
+        if not self._has_floats or not any(end in lines for end in _ENDS):
+            return lines
+        spelled = pc.match_substring_regex(texts, _SPELLED)
+        numbers = pa.array([self._with_numbers(text) for text in texts.filter(spelled).to_pylist()], texts.type)
+        return _joined(pc.replace_with_mask(texts, spelled, numbers), _BEFORE, _AFTER)
+
+    def _with_numbers(self, text: bytes) -> bytes:
+        """With what Arrow's reader takes for a number in place of its string; as it is if Python finds a fault."""
+        return text if self._fault(text) else _respelled(_OF_DIGITS.decode(text.decode()), self._type).encode()
 
     def _suspects(self, texts: pa.Array) -> Iterable[int]:
         """Rows that do not look like JSON, or whose fields may not fit: most of the bad ones, and few others."""
@@ -182,7 +202,7 @@ class JsonFormat(ValueFormat):
 
     def _halved(self, texts: pa.Array, start: int, wrong: dict[int, str]) -> pa.Array:
         try:
-            return self._read(texts, _joined(texts, _BEFORE, _AFTER))
+            return self._read(texts, self._lines(texts))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             if len(texts) == 1:
                 wrong[start] = f"does not fit the type: {_reason(error)}"
@@ -305,6 +325,27 @@ def _loaded(text: str, decoder: json.JSONDecoder) -> Any:  # noqa: ANN401 - JSON
     return parsed if end == len(text) else decoder.decode(text)
 
 
+class _Digits(str):
+    """A number as it was written."""
+
+    __slots__ = ()
+
+
+_OF_DIGITS = json.JSONDecoder(parse_int=_Digits, parse_float=_Digits)
+
+
+def _respelled(value: Any, kind: pa.DataType) -> str:  # noqa: ANN401 - JSON
+    """The fields of the type, as JSON whose floats that are not finite are numbers."""
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        fields = (f"{_quoted(each.name)}:{_respelled(value[each.name], each.type)}" for each in kind if each.name in value)
+        return "{" + ",".join(fields) + "}"
+    if _is_list(kind) and isinstance(value, list):
+        return "[" + ",".join(_respelled(each, kind.value_type) for each in value) + "]"
+    if isinstance(value, _Digits):
+        return value
+    return _NOT_FINITE[value] if pa.types.is_floating(kind) and value in _NOT_FINITE else json.dumps(value)
+
+
 def _check(kind: pa.DataType, path: str) -> _Check:
     """What checks a parsed value. Of a type that only Arrow knows it finds nothing."""
     types = pa.types
@@ -321,11 +362,7 @@ def _check(kind: pa.DataType, path: str) -> _Check:
         least = -most - 1 if types.is_signed_integer(kind) else 0
         return lambda value: None if type(value) is int and least <= value <= most else _misfit(value, None, kind, path)
     if types.is_floating(kind):
-        return lambda value: (
-            None
-            if type(value) in (int, float, Decimal) and -_LARGEST <= value <= _LARGEST
-            else _misfit(value, None, kind, path)
-        )
+        return lambda value: None if _is_float(value) else _misfit(value, None, kind, path)
     if types.is_decimal(kind):
         return lambda value: None if _is_decimal(value, kind) else _misfit(value, None, kind, path)
     if _is_text(kind):
@@ -349,6 +386,12 @@ def _check_object(kind: pa.StructType, path: str) -> _Check:
         return None
 
     return check
+
+
+def _is_float(value: Any) -> bool:  # noqa: ANN401 - JSON
+    if type(value) is str:
+        return value in _NOT_FINITE
+    return type(value) in (int, float, Decimal) and -_LARGEST <= value <= _LARGEST
 
 
 def _is_decimal(value: Any, kind: pa.DataType) -> bool:  # noqa: ANN401 - JSON

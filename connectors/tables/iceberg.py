@@ -184,8 +184,8 @@ class _LoadedIceberg(LoadedTable):
         for part, partition in zip(self._table.spec().fields, self._partitions, strict=True):
             if partition.column not in self._schema.names:
                 raise UsageError(
-                    f"{self._name}: headrace cannot write to this table: its partition {part.name!r} is of {partition.column!r}, "
-                    "a field in a column: partition the table by a column that has its values"
+                    f"{self._name}: headrace cannot write to this table: its partition {part.name!r} is of "
+                    f"{partition.column!r}, a field in a column: partition the table by a column that has its values"
                 )
             if not partition.can_be_written:
                 raise UsageError(

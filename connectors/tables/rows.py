@@ -82,8 +82,8 @@ def check_is_column(schema: pa.Schema, name: str, where: str) -> None:
     outer = name.partition(".")[0]
     if outer in schema.names:
         raise UsageError(
-            f"{where}: {name!r} is a field in column {outer!r}, and partitions are made of whole columns: add a column with its "
-            "values, and partition by that"
+            f"{where}: {name!r} is a field in column {outer!r}, and partitions are made of whole columns: add a column with "
+            "its values, and partition by that"
         )
     raise UsageError(f"{where}: {name!r} is not among the columns, of which partitions are made: {', '.join(schema.names)}")
 

@@ -229,6 +229,21 @@ def test_json_times_are_those_of_from_json_in_the_sessions_zone(spark, kafka, qu
         spark.conf.set("spark.sql.session.timeZone", was)
 
 
+FLOATS = ['"NaN"', '"Infinity"', '"+Infinity"', '"+INF"', '"-Infinity"', '"-INF"', '"INF"', '"Inf"', '"nan"', '"1.5"', "1.5"]
+
+
+@pytest.mark.parametrize(("kind", "values"), [("timestamp_ntz", map(json.dumps, TIMES)), ("double", FLOATS)])
+def test_json_times_without_zones_and_floats_are_those_of_from_json(spark, kafka, kind, values):
+    kafka.append("in", *(b'{"t": %s}' % text.encode() for text in values), partition=0)
+    options = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "in", "startingOffsets": "earliest"}
+    theirs = spark.read.format("headrace").options(**options).load()
+    typed = spark.read.format("headrace").options(**options, valueFormat="json", onBadRecord="keep")
+    ours = typed.schema(f"value struct<t {kind}>, offset bigint").load().selectExpr("offset", "string(value.t) AS t").collect()
+    wanted = theirs.selectExpr("offset", f"string(from_json(string(value), 't {kind}').t) AS t").collect()
+    assert sorted(ours) == sorted(wanted)
+    assert {True, False} == {row.t is None for row in ours}
+
+
 def test_a_registrys_secret_by_reference_is_in_no_plan_no_checkpoint_and_no_error_of_spark(spark, kafka, query, tmp_path):
     """A task reads it from its file by itself, as it meets an id that the query did not know."""
     (tmp_path / "login").write_text("me:hunter2\n")

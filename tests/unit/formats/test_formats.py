@@ -5,9 +5,11 @@ from __future__ import annotations
 import builtins
 import inspect
 import json
+import math
 import pickle
 import random
 import sys
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -110,6 +112,30 @@ def test_json_that_was_written_is_read_back():
     assert JsonFormat(ROW).decode(encoded).values.equals(column)
 
 
+NOT_FINITE = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("others", [[], [b'{"f":"nan"}', b'{"f":NaN}', b'{"f":"INF"}', b'{"b":1,"f":"NaN"}']], ids=["", "bad"])
+@pytest.mark.parametrize("real", [pa.float32(), pa.float64()], ids=str)
+def test_floats_that_json_does_not_have_are_read_as_they_were_written(real, others):
+    """As by Spark's `to_json` and `from_json`. Other fields keep their digits."""
+    inner = pa.struct([("f", real), ("d", pa.decimal128(38, 20)), ("t", pa.timestamp("us")), ("b", pa.string())])
+    kind = pa.struct([*inner, ("l", pa.list_(pa.list_(real))), ("s", pa.list_(inner))])
+    row = {"d": Decimal("123456789012345678.12345678901234567891"), "t": 1, "b": 'é"NaN", "f":"NaN"'}
+    rows = [{**row, "f": each, "l": [[0.1, each, None], None], "s": [{**row, "f": each}, None]} for each in NOT_FINITE]
+    column = pa.array([*rows, None, {"f": 1.5, "b": "NaN"}], kind)
+    encoded = JsonFormat(kind).encode(column).to_pylist()
+    found, bad = JsonFormat(kind).decode(binary([*encoded, *others]))
+    assert [each.row for each in bad] == [len(encoded) + at for at in range(len(others))]
+    assert repr(found[: len(column)].to_pylist()) == repr(column.to_pylist())
+
+
+def test_every_name_that_spark_reads_for_an_infinity_is_one():
+    names = ["NaN", "Infinity", "+Infinity", "+INF", "-Infinity", "-INF"]
+    column, bad = JsonFormat(pa.float64()).decode(binary([f' "{name}"\n'.encode() for name in names]))
+    assert (str(column.to_pylist()), bad) == ("[nan, inf, inf, inf, -inf, -inf]", [])
+
+
 def test_json_values_of_one_scalar_type_are_columns_of_it():
     column, bad = JsonFormat(pa.int32()).decode(binary([b"1", b" -2 ", b"null", b"x", None]))
     assert column.equals(pa.array([1, -2, None, None, None], pa.int32()))
@@ -142,9 +168,12 @@ BAD_FIELDS = [
 ]  # fmt: skip
 
 
+NAN = b'{"f":"NaN","z":1}'
+
+
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.1])
-@pytest.mark.parametrize("value", BAD_FIELDS)
-def test_a_bad_json_value_costs_only_itself(monkeypatch, share: float, value: bytes):
+@pytest.mark.parametrize("value", [*BAD_FIELDS, NAN])
+def test_an_odd_json_value_costs_only_itself(monkeypatch, share: float, value: bytes):
     """By bytes that Arrow reads and values that Python parses: halving reads a chunk ten times, and more."""
     kind = pa.struct([*ROW, ("d", pa.decimal128(7, 2)), ("f", pa.float64()), ("at", pa.timestamp("us", "UTC"))])
     format_ = JsonFormat(kind)
@@ -165,10 +194,11 @@ def test_a_bad_json_value_costs_only_itself(monkeypatch, share: float, value: by
     good = b'{"a":%d,"b":"b%d","d":"1.50","f":1e9,"at":"2020-02-29T10:00:00.123Z","z":{"y":[{"x":1}]}}'
     items = [value if rng.random() < share else good % (row, row) for row in range(5_000)]
     column, bad = format_.decode(binary(items))
-    wrong = [row for row, item in enumerate(items) if item == value]
+    odd = [row for row, item in enumerate(items) if item == value]
+    wrong = [] if value == NAN else odd
     assert [each.row for each in bad] == wrong
     assert column.null_count == len(wrong)
-    assert len(parsed) <= 2 * len(wrong)
+    assert len(parsed) <= 2 * len(odd)
     assert sum(read) <= 2 * (sum(map(len, items)) + 10 * len(items))
 
 

@@ -148,6 +148,8 @@ def test_numbers_that_json_does_not_have_are_refused_and_a_zero_keeps_its_sign()
                 there.encode(pa.array([{"c": "NaN"}, row], there.arrow_type))
     rows = pa.array([{"a": -0.0, "b": [-0.0], "c": c} for c in ("NaN", None)], there.arrow_type)
     assert [repr(row["a"].as_py()) for row in there.decode(there.encode(rows)).values] == ["-0.0", "-0.0"]
+    others = there.decode(pa.array([b'{"a":"NaN","b":["-Infinity"],"c":"NaN"}']))  # Java's Jackson writes and reads them so
+    assert (str(others.values.to_pylist()), others.bad) == ("[{'a': nan, 'b': [-inf], 'c': 'NaN'}]", [])
 
 
 def test_what_confluents_serializer_writes_is_read_and_the_other_way_round(registry):

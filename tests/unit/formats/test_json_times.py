@@ -60,8 +60,22 @@ def test_a_time_without_a_zone_is_in_the_one_that_is_given():
         [5],
     )
     assert decoded(texts[:2])[0] == ["2020-07-01 12:00:00", "2020-07-01 00:00:00"]
-    naive = decoded(texts[:3], pa.timestamp("us"), time_zone="America/New_York")[0]
-    assert naive == ["2020-07-01 12:00:00", "2020-07-01 00:00:00", "2020-07-01 12:00:00"]
+    naive = decoded(texts[:2], pa.timestamp("us"), time_zone="America/New_York")[0]
+    assert naive == ["2020-07-01 12:00:00", "2020-07-01 00:00:00"]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("others", [[], ["2020-07-01T12:00:00.1234567891"], ["x"]], ids=["good", "cut", "bad"])
+def test_a_text_with_a_zone_is_no_time_of_a_type_without_one(unit: str, others: list[str]):
+    """As for `from_json` of Spark, for which it is malformed: which clock it is on is not known."""
+    texts = [f"2020-07-01{clock}{zone}" for clock in ("T12", " 12:00:00.5") for zone in ("Z", "+02:00", "-0130")]
+    kind = pa.struct([("l", pa.list_(pa.timestamp(unit)))])
+    values = pa.array([f'{{"l":["2020-07-01","{text}"]}}' for text in [*texts, *others, "2020-07-01T12:00"]])
+    column, bad = JsonFormat(kind).decode(values)
+    assert [each.row for each in bad][: len(texts)] == list(range(len(texts)))
+    assert bad[0].reason == f"does not fit the type: field 'l[]' is a string that is not timestamp[{unit}] without a zone"
+    assert [each.row for each in bad][len(texts) :] == [len(texts)] * ("x" in others)
+    assert column[len(values) - 1].as_py()["l"] == [datetime(2020, 7, 1), datetime(2020, 7, 1, 12)]
 
 
 def test_a_time_that_a_clock_leaves_out_is_as_it_would_have_been_and_of_two_the_earlier_one():
