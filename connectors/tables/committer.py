@@ -62,6 +62,7 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
         self._table_id: str | None = None
         self._commits: CommitList[TableHandle] | None = None
         self._list: tuple[int, int] | None = None  # epoch and driver of the list that counts
+        self._following = 0  # of the marker as it was last known
 
     def fence(self) -> CommitList[TableHandle] | None:
         """Become the marker's driver. Raises UsageError for a table that cannot be written, StateError for a damaged list."""
@@ -69,6 +70,7 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
         loaded = self._retrying(self._take_over)
         self._table_id = loaded.id
         before = loaded.marker(self._job)
+        self._following = 0 if before is None else before.following
         if before is None:
             return None
         if not before.following:
@@ -223,6 +225,7 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
             self._merger.asked_for(merge)
         recorded = JobMarker(marker.driver, commits.epoch + 1, marker.driver, content_number(commits.content))
         self._commit(loaded, recorded.with_claim(commits.claim), rows, () if merge is None else merge.removed)
+        self._following = recorded.following
         return merge
 
     def _check(self, handles: Sequence[TableHandle]) -> None:
@@ -281,12 +284,13 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
             loaded.commit(self._job, JobMarker(marker.driver + 1), ())
 
     def _own(self) -> tuple[LoadedTable, JobMarker]:
-        """The table, whose marker names us. Raises FencedError, or StateError for another table in its place."""
+        """The table, whose marker names us. Raises FencedError, or StateError for another one, or an older, in its place."""
         if self._driver is None:
             raise ProtocolViolationError(f"the committer of job {self._job!r} must fence before anything else")
         loaded = self._log.load()
         marker = loaded.marker(self._job)
-        if loaded.id != self._table_id or marker is None:
+        newest = (self._driver, self._following)
+        if loaded.id != self._table_id or marker is None or (marker.driver, marker.following) < newest:
             raise StateError(
                 f"{self._where}: this is not the table any more that job {self._job!r} has written to: it was recreated, or an "
                 "older copy has taken its place. To write to it start a new query with a new checkpoint"

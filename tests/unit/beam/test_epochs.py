@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headrace.connectors.tables import iceberg
 from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer
 from headrace.connectors.tables.log import TableLog
 from headrace.delta import DeltaSink
@@ -262,6 +264,28 @@ def test_a_table_recreated_is_refused(tmp_path):
     other = sink_of("delta", tmp_path / "b")
     with pytest.raises(StateError, match="the table says nothing: it was recreated"):
         Flink(other, FIRST, flink.completed).work(1)
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("run", [FIRST, SECOND, None], ids=["restored", "submitted again", "running"])
+def test_a_table_that_is_put_back_to_an_older_backup_is_refused(tmp_path, kind, run):
+    """Its log alone, or its catalog: the files are there, as they are never changed."""
+    there, backup = tmp_path / "there", tmp_path / "backup"
+    log = "table/_delta_log" if kind == "delta" else "catalog.db"
+    there.mkdir()
+    flink = Flink(sink_of(kind, there))
+    flink.work(3)
+    shutil.copytree(there, backup)
+    flink.work(1)
+    count = len(values(flink.sink, there))
+    shutil.move(there / log, tmp_path / "newer")
+    shutil.move(backup / log, there / log)
+    iceberg._catalog_of_process.cache_clear()  # its connections are to the other file
+    assert 0 < len(values(flink.sink, there)) < count
+    message = "an older copy has taken its place" if run is None else f"has committed {count} transactions, and the table says"
+    with pytest.raises(StateError, match=message):
+        (flink if run is None else Flink(flink.sink, run, flink.completed)).work(9)
+    assert 0 < len(values(flink.sink, there)) < count
 
 
 def test_a_committer_that_was_replaced_commits_nothing(sink, tmp_path):
