@@ -27,7 +27,7 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 from pyarrow import fs
 
-from headrace.connectors.files.formats import has_codec
+from headrace.connectors.files.formats import columns_with_bounds, has_codec
 from headrace.connectors.files.store import is_local, normal_path
 from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
@@ -322,6 +322,9 @@ class _DeltaFiles(FileLayout):
 
     def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
         return tuple((name, _partition_value(name, value)) for name, value in zip(self._partitioning, values, strict=True))
+
+    def row_group_bounds(self, schema: pa.Schema) -> list[str]:
+        return columns_with_bounds(schema)
 
     def measures(self, rows: pa.Table) -> Measures:
         return measures_of(rows, self._measured)

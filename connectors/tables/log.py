@@ -79,6 +79,10 @@ class FileLayout:
         """One row of `keys` as the log has it. Raises UsageError for a value that it cannot tell from another."""
         return ()
 
+    def row_group_bounds(self, schema: pa.Schema) -> list[str] | bool:
+        """Of which of Parquet's columns row groups have bounds; True means of all."""
+        return True
+
     def measures(self, rows: pa.Table) -> Measures:
         """What `statistics` is to know of the rows of a row group."""
         return {}

@@ -35,7 +35,8 @@ def _ends(column: pa.ChunkedArray) -> pa.Array | None:
     numbers = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
     if not (numbers or types.is_string(kind) or types.is_date(kind) or types.is_timestamp(kind)):
         return None
-    if types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py():  # which may be anything, to readers of others
+    if types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py():
+        # NaN as the greatest, which Spark writes, hides all rows of the file from filters of `deltalake`, and so does no bound.
         return pa.array([-math.inf, math.inf], kind)
     return pa.array(list(pc.min_max(column).values()), kind)
 

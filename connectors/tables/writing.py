@@ -194,8 +194,9 @@ class _File:
         self._layout, self._format = layout, files
         self._footers: list[pq.FileMetaData] = []
         # without what others have written into the schema: the columns are the table's
+        plain, bounds = schema.remove_metadata(), files.row_group_bounds(schema)
         self._writer = pq.ParquetWriter(
-            sink, schema.remove_metadata(), compression=layout.compression, metadata_collector=self._footers
+            sink, plain, compression=layout.compression, metadata_collector=self._footers, write_statistics=bounds
         )
         self._waiting: list[pa.RecordBatch] = []
         self._bytes = 0

@@ -36,6 +36,18 @@ def test_what_spark_gives_it_reads_back(spark, tmp_path, file_format):
     assert [str(row) for row in found.collect()] == [str(row) for row in frame.collect()]  # as text: NaN is not equal to itself
 
 
+def test_filters_find_rows_with_nan_which_spark_sorts_last(spark, tmp_path):
+    """They are pushed down, and compared with the bounds of row groups."""
+    real = "IF(id = 1, double('NaN'), double(id))"
+    frame = spark.sql(f"SELECT id, {real} AS x, named_struct('f', float({real})) AS s FROM range(0, 4, 1, 1)")
+    write(frame, tmp_path / "out")
+    found = spark.read.schema(frame.schema).parquet(str(tmp_path / "out"))
+    for condition in ("> 8", ">= 3", "= 'NaN'", "< 1", "> 'Infinity'"):
+        for column in ("x", "s.f"):
+            wanted = [row.id for row in frame.where(f"{column} {condition}").collect()]
+            assert [row.id for row in found.where(f"{column} {condition}").collect()] == wanted, condition
+
+
 @pytest.mark.parametrize("file_format", FileFormat)
 def test_spark_does_not_see_what_is_not_published(spark, tmp_path, file_format):
     sink = FileSink(str(tmp_path / "out"), file_format)

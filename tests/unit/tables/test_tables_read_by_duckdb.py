@@ -1,12 +1,16 @@
 """Tables that the sinks have written, read by DuckDB, which has code of its own for both formats and for their statistics."""
 
+import math
+import operator
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 
 from benchmarks.tables_changes import SCHEMA, TEXT, Replay
 from benchmarks.tables_job import BY_ID, CHANGES_SCHEMA, TABLE, catalog_of, changes_of
@@ -16,6 +20,9 @@ from headrace.delta import DeltaSink
 from headrace.iceberg import IcebergSink
 from tests.helpers.both_tables import KINDS, prepared_rows
 from tests.helpers.table_rig import driver
+
+
+OPERATORS: dict[str, Any] = {"=": operator.eq, "<": operator.lt, ">": operator.gt, ">=": operator.ge}
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +40,28 @@ def sink_of(kind: str, folder: Path, **options: Any) -> DeltaSink | IcebergSink:
 
 def commit(sink: Any, epoch: int, *shares: pa.RecordBatch) -> None:
     driver(sink).commit(epoch, tuple(prepared_rows(sink, epoch, task, rows) for task, rows in enumerate(shares)))
+
+
+@pytest.mark.parametrize("type_", [pa.float32(), pa.float64()], ids=str)
+def test_comparisons_with_numbers_find_rows_with_nan_where_it_is_sorted_last(duckdb, tmp_path, type_):
+    """Of Parquet, too, a row group has no bounds that leave them out. `deltalake`, for which NaN is no number, finds others."""
+    reals = [[1.0, 2.0], [3.0, math.nan, math.inf], [math.nan], [-5.0, math.nan, 7.0]]
+    sink = sink_of("delta", tmp_path)
+    sink.create_table(pa.schema([("x", type_), ("id", pa.int64())]))
+    for epoch, values in enumerate(reals):
+        numbers = pa.array(range(10 * epoch, 10 * epoch + len(values)))
+        commit(sink, epoch, pa.record_batch({"x": pa.array(values, type_), "id": numbers}))
+    table = DeltaTable(sink.uri)
+    filters, last = table.to_pyarrow_dataset(), QueryBuilder().register("t", table)
+    nans = [11, 20, 31]
+    for condition, wanted in [("x > 8", [*nans, 12]), ("x >= 7", [*nans, 12, 32]), ("x = 3", [10]), ("x < 0", [30])]:
+        found = duckdb.query(f"SELECT id FROM {{}} WHERE {condition}", "delta", str(tmp_path)).fetchall()
+        assert sorted(number for (number,) in found) == sorted(wanted), condition
+        assert sorted(pa.table(last.execute(f"SELECT id FROM t WHERE {condition}").read_all())["id"].to_pylist()) == sorted(wanted)
+        sign, number = condition.split()[1:]
+        plain = filters.to_table(filter=OPERATORS[sign](ds.field("x"), float(number)))["id"].to_pylist()
+        assert sorted(plain) == sorted(set(wanted) - set(nans)), condition
+    assert sorted(filters.to_table(filter=ds.field("x").is_nan())["id"].to_pylist()) == nans
 
 
 @KINDS
