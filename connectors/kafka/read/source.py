@@ -489,7 +489,7 @@ class KafkaBatches:
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        """The next batch that has rows; waits for it. Ends when every partition has reached its stop, and after `close`.
+        """The next batch that has rows; waits for it. Ends for good when every partition is at its stop, and after `close`.
 
         A call that is interrupted, as by Ctrl-C, has taken nothing: the next one gives what it would have given. Raises
         StateError where it was interrupted while the run changed its own state.

@@ -159,6 +159,20 @@ def test_batches_that_are_closed_have_ended(kafka):
     batches.close()
 
 
+def test_batches_that_have_ended_have_no_more_and_their_checkpoint_continues(kafka):
+    kafka.create_topic("later", partitions=1)
+    kafka.append("later", b"1")
+    source = KafkaSource(kafka.bootstrap, topics=["later"], stop=Latest())
+    batches = source.batches()
+    assert sum(batch.num_rows for batch in batches) == 1
+    kafka.append("later", b"2")
+    for _ in range(2):
+        assert list(batches) == []
+        assert next(batches, None) is None
+    batches.close()
+    assert [batch.column("value").to_pylist() for batch in source.batches(batches.checkpoint())] == [[b"2"]]
+
+
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_batches_are_refused_in_a_forked_child_and_the_parent_reads_on(kafka):
     """Its threads are the parent's: it would wait for ever."""
