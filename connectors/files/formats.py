@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 from headrace.connectors.files.json_lines import json_lines, unwritable
 from headrace.enumerator.errors import UsageError
 
-
 _FLOATS = ("FLOAT", "DOUBLE")
 
 
@@ -36,7 +35,7 @@ def has_codec(name: str) -> bool:
 def columns_with_bounds(schema: pa.Schema) -> list[str]:
     """Of Parquet's columns those whose least and greatest values in a row group are those of all rows: not of floats.
 
-    They leave NaN out, as Parquet has it, and engines that sort it last (Spark, DuckDB, DataFusion) skip its rows by them.
+    They leave NaN out, as Parquet has it, and engines that sort it last skip its rows by them.
     """
     file = pa.BufferOutputStream()
     pq.ParquetWriter(file, schema).close()

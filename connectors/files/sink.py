@@ -226,7 +226,7 @@ class FileCommitter(Committer[FileHandle]):
                 raise PeerError(f"{self._path}: {self._folder}/{handle.temporary} {found}: write the epoch again")
 
     def record(self, commits: CommitList[FileHandle]) -> None:
-        """Make this the job's list. Raises FencedError when another driver has claimed the job."""
+        """Make this the job's list. Raises FencedError when another driver has claimed the job, StateError in an older copy."""
         self._lists.append(commits)
 
     def end(self, handle: FileHandle) -> Outcome:
@@ -303,17 +303,24 @@ class _Lists:
         raise PeerError(f"{self._path}: too many drivers of job {self._job!r} take over from each other")
 
     def append(self, commits: CommitList[FileHandle]) -> None:
-        """Make this list the newest. Raises FencedError if the newest is not ours."""
+        """Make this list the newest. Raises what `check_newest` raises."""
         if not self._number:
             raise ProtocolViolationError(f"job {self._job!r} records a list, and has not fenced")
+        self.check_newest()
         try:
             self._write(self._number + 1, commits)
         except FileExistsError as error:
             raise self._fenced() from error
 
     def check_newest(self) -> None:
-        """Raise FencedError if the newest list is not ours."""
-        if _newest(self._store).get(self._job, 0) != self._number:
+        """Raise FencedError if the newest list is another driver's, StateError if ours is not there any more."""
+        newest = _newest(self._store).get(self._job, 0)
+        if newest < self._number:
+            raise StateError(
+                f"{self._path}: the last list of job {self._job!r} is gone: an older copy of the folder has taken its place, "
+                "or the list was removed. Put the newer one back, or start a new query with a new checkpoint"
+            )
+        if newest != self._number:
             raise self._fenced()
 
     def remove(self) -> None:

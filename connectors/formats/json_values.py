@@ -35,7 +35,7 @@ _CONSTANTS = r"(?:^|[:,\[])[ \t\r\n]*-?(?:NaN|Inf(?:inity)?)[ \t\r\n]*(?:[,\]}]|
 """Where NaN or Infinity may be a number: Arrow's reader takes them for such, and JSON has none. Strings may have it too."""
 _NOT_FINITE = dict.fromkeys(("+INF", "+Infinity"), "Infinity") | {"-INF": "-Infinity"}
 _NOT_FINITE |= {name: name for name in ("NaN", "Infinity", "-Infinity")}
-"""Strings that are numbers which JSON has not, and how Arrow's reader has them: Spark writes the last three, and reads all."""
+"""Strings that are numbers which JSON has not, and how Arrow's reader has them. The last three are written."""
 _SPELLED = r'(?:^|[:,\[])[ \t\r\n]*"(?:NaN|[+-]?Infinity|[+-]INF)"[ \t\r\n]*(?:[,\]}]|$)'
 _ENDS = (b'NaN"', b'Infinity"', b'INF"')  # found faster
 _Check: TypeAlias = Callable[[Any], str | None]
@@ -55,7 +55,7 @@ class JsonFormat(ValueFormat):
     is bad. A timestamp is text as ISO 8601 has it, whose digits beyond the type's unit are cut. `time_zone` (default "UTC") is
     the zone of one without a zone, where the type has zones: an IANA name or an offset such as `+02:00`, or what returns it.
     `decode` raises UsageError where it needs the zone, and there is none of that name. One with a zone is bad where the type
-    has none. NaN and the infinities are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`, as Spark has them.
+    has none. NaN and the infinities are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`.
 
     Raises UsageError for a type that Arrow's JSON reader does not give, or that has no form in JSON: maps, unions, bytes,
     dates, times of day, durations.

@@ -107,6 +107,7 @@ class CommitStore:
         self._table, self._product = table, product
         self._lists = CommitListSerializer(SqlHandleSerializer())
         self._destination: str | None = None
+        self._epoch: int | None = None  # that this driver has found or recorded last
 
     @property
     def destination(self) -> str:
@@ -126,12 +127,14 @@ class CommitStore:
             data = self._take_over(job, driver)
             # Another driver may have made the first row at the same moment: then there is one to take over.
             data = self._take_over(job, driver) if data is _RACED else data
+        self._epoch = None
         if not isinstance(data, str):
             return None
         where = f"{COMMITS.name}, job {self._key(job)!r}"
         commits = self._lists.deserialize(data.encode(), where)
         if commits.destination != self.destination:
             raise StateError(f"{where}: this is a list for {commits.destination}, not for {self.destination}")
+        self._epoch = commits.epoch
         return replace(commits, destination=None)  # `record` binds it again
 
     def _take_over(self, job: str, driver: str) -> object:
@@ -149,16 +152,18 @@ class CommitStore:
     def record(self, job: str, driver: str, commits: CommitList[SqlHandle], prefix: str | None) -> None:
         """Make this the job's list, and drop what is kept of its transactions (None: it has none) of epochs before it.
 
-        Raises FencedError if there is a newer driver.
+        Raises FencedError if there is a newer driver, or an older epoch: then the rows between are not there, either.
         """
         text = self._lists.serialize(replace(commits, destination=self.destination)).decode()
         mine = sa.update(COMMITS).where(COMMITS.c.job == self._key(job), COMMITS.c.driver == driver)
+        mine = mine if self._epoch is None else mine.where(COMMITS.c.epoch >= self._epoch)
         what = "whose it is" if commits.epoch is None else f"epoch {commits.epoch}"
         with translated(self.engine, f"recording {what}, job {job!r}"), self.engine.begin() as connection:
             if not connection.execute(mine.values(epoch=commits.epoch, commit_list=text)).rowcount:
                 raise _fenced(job)
             if commits.epoch is not None:
                 self._drop(connection, job, prefix, commits.epoch)
+        self._epoch = commits.epoch
 
     def drop(self, job: str, epoch: int, prefix: str) -> None:
         """Drop what is kept of the job's transactions of epochs before this one: their outcome is not asked for any more."""
@@ -228,4 +233,7 @@ _RACED = object()
 
 
 def _fenced(job: str) -> FencedError:
-    return FencedError(f"another driver has claimed job {job!r}, or it was forgotten: this one must stop")
+    return FencedError(
+        f"another driver has claimed job {job!r}, or it was forgotten, or the database was restored from an older backup: this "
+        "one must stop"
+    )

@@ -36,7 +36,7 @@ def _ends(column: pa.ChunkedArray) -> pa.Array | None:
     if not (numbers or types.is_string(kind) or types.is_date(kind) or types.is_timestamp(kind)):
         return None
     if types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py():
-        # NaN as the greatest, which Spark writes, hides all rows of the file from filters of `deltalake`, and so does no bound.
+        # NaN as the greatest, as others write it, hides all rows of the file from filters of `deltalake`, and so does no bound.
         return pa.array([-math.inf, math.inf], kind)
     return pa.array(list(pc.min_max(column).values()), kind)
 

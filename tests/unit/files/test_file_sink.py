@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pickle
+import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -323,6 +324,20 @@ def test_an_older_driver_is_fenced(sink):
     with pytest.raises(FencedError):
         old.record(CommitList(1, (), completed=True))
     assert sink.recorded_epochs() == {JOB: 2}
+
+
+def test_a_driver_records_nothing_in_an_older_copy_of_its_folder(tmp_path):
+    """Its next epoch would hide that those between are not there."""
+    sink = FileSink(str(tmp_path / "rows"))
+    committer = job_committer(sink)
+    committer.commit(0, (prepared(sink, 0, 0, ["0"]),))
+    shutil.copytree(sink.path, tmp_path / "backup")
+    committer.commit(1, (prepared(sink, 1, 0, ["1"]),))
+    shutil.rmtree(sink.path)
+    (tmp_path / "backup").rename(sink.path)
+    with pytest.raises(StateError, match="an older copy of the folder has taken its place"):
+        committer.commit(2, (prepared(sink, 2, 0, ["2"]),))
+    assert visible(sink) == ["0"]
 
 
 def test_a_driver_that_has_not_fenced_records_nothing(sink):

@@ -73,6 +73,20 @@ class TestDestinations:
             other.record(CommitList(7, (), completed=True))
         assert [sink(rig).recorded_epochs() for rig in tables] == [{JOB: 0}, {JOB: 7}]
 
+    def test_a_driver_records_nothing_in_an_older_backup(self, tables):
+        """Restored during an outage, of which the job is not told: its next epoch would hide that those between are gone."""
+        rig = tables[0]
+        with closing(sink(rig).committer(JOB)) as driver:
+            driver.fence()
+            driver.record(CommitList(0, (), completed=True))
+            ((text,),) = rig.execute("SELECT commit_list FROM headrace_commits")
+            driver.record(CommitList(1, (), completed=True))
+            driver.record(CommitList(1, (), completed=True))
+            rig.execute(f"UPDATE headrace_commits SET epoch = 0, commit_list = '{text}'")
+            with pytest.raises(FencedError, match="or the database was restored from an older backup"):
+                driver.record(CommitList(2, (), completed=True))
+        assert sink(rig).recorded_epochs() == {JOB: 0}
+
     def test_the_list_says_its_table_in_clear_and_one_of_another_table_is_refused(self, tables):
         rig = tables[0]
         with closing(JobCommitter(JOB, sink(rig).committer(JOB))) as driver:

@@ -21,7 +21,6 @@ from headrace.iceberg import IcebergSink
 from tests.helpers.both_tables import KINDS, prepared_rows
 from tests.helpers.table_rig import driver
 
-
 OPERATORS: dict[str, Any] = {"=": operator.eq, "<": operator.lt, ">": operator.gt, ">=": operator.ge}
 
 
@@ -57,7 +56,8 @@ def test_comparisons_with_numbers_find_rows_with_nan_where_it_is_sorted_last(duc
     for condition, wanted in [("x > 8", [*nans, 12]), ("x >= 7", [*nans, 12, 32]), ("x = 3", [10]), ("x < 0", [30])]:
         found = duckdb.query(f"SELECT id FROM {{}} WHERE {condition}", "delta", str(tmp_path)).fetchall()
         assert sorted(number for (number,) in found) == sorted(wanted), condition
-        assert sorted(pa.table(last.execute(f"SELECT id FROM t WHERE {condition}").read_all())["id"].to_pylist()) == sorted(wanted)
+        sorted_last = pa.table(last.execute(f"SELECT id FROM t WHERE {condition}").read_all())
+        assert sorted(sorted_last["id"].to_pylist()) == sorted(wanted), condition
         sign, number = condition.split()[1:]
         plain = filters.to_table(filter=OPERATORS[sign](ds.field("x"), float(number)))["id"].to_pylist()
         assert sorted(plain) == sorted(set(wanted) - set(nans)), condition
