@@ -4,7 +4,6 @@ The kits need pytest (`pip install 'headrace[testing]'`), the rest does not. A k
 `FakeKafka`, a Kafka cluster in this process.
 """
 
-import importlib
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -38,14 +37,10 @@ __all__ = [
     "SparkSourceConformance",
 ]
 
-_KITS = {
-    "ExternalContext": "conformance",
-    "Run": "conformance",
-    "SourceConformance": "conformance",
-    "SinkConformance": "sink_conformance",
-    "SinkContext": "sink_conformance",
-    "SparkSourceConformance": "spark_conformance",
-}
+_OF_SOURCES = ("ExternalContext", "Run", "SourceConformance")
+_OF_SINKS = ("SinkConformance", "SinkContext")
+_ON_SPARK = ("SparkSourceConformance",)
+_KITS = ("conformance", "sink_conformance", "spark_conformance")
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module has under this name
@@ -55,12 +50,19 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module has und
             warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)  # kafka-python's, 200 times
             from headrace.testing.fake_kafka import FakeKafka
         return FakeKafka
-    if name not in _KITS:
+    if name not in (*_OF_SOURCES, *_OF_SINKS, *_ON_SPARK):
         raise AttributeError(f"module 'headrace.testing' has no attribute {name!r}")
     try:
         import pytest
     except ImportError as error:
         raise ImportError(f"headrace.testing.{name} needs pytest: pip install 'headrace[testing]'") from error
-    kits = {f"headrace.testing.{kit}" for kit in _KITS.values()}
+    kits = {f"headrace.testing.{kit}" for kit in _KITS}
     pytest.register_assert_rewrite(*(kits - sys.modules.keys()))
-    return getattr(importlib.import_module(f"headrace.testing.{_KITS[name]}"), name)
+    if name in _ON_SPARK:
+        from headrace.testing import spark_conformance as _spark_conformance
+
+        return getattr(_spark_conformance, name)
+    from headrace.testing import conformance as _conformance
+    from headrace.testing import sink_conformance as _sink_conformance
+
+    return getattr(_conformance if name in _OF_SOURCES else _sink_conformance, name)

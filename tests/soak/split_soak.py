@@ -161,13 +161,13 @@ def run(folder: Path, kills: int, moves: random.Random) -> dict[str, Any]:
                     progress.advance(task)
                 else:
                     failed += 1
-        found = settled(folder, incoming, job)
+        found = checked(folder, incoming, job)
     finally:
         job.close()
     return {"kills": dict(done), "not there": failed, "starts": job.starts, "batches": sum(newest(folder)) + 2, **found}
 
 
-def settled(folder: Path, incoming: Input, job: Job) -> dict[str, Any]:
+def checked(folder: Path, incoming: Input, job: Job) -> dict[str, Any]:
     """What is wrong with the output, once it holds as much as was written."""
     until = time.monotonic() + TIMEOUT_S
     while any(output(folder, kind).total() < incoming.written[kind].total() for kind in KINDS) and time.monotonic() < until:
