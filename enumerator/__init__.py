@@ -6,6 +6,7 @@ from headrace.enumerator.embedded import EmbeddedRun
 from headrace.enumerator.enumerator import (
     EagerEnumerator,
     LazyEnumerator,
+    SharingEnumerator,
     SplitEnumerator,
     create_enumerator,
     restore_enumerator,
@@ -37,6 +38,7 @@ __all__ = [
     "Ledger",
     "LogSource",
     "OffsetSplit",
+    "SharingEnumerator",
     "SizedSplit",
     "Source",
     "SourceReader",

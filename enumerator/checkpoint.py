@@ -1,6 +1,6 @@
 """Checkpoints, and the form in which they are stored (`headrace.enumerator.envelope`), version 1:
 
-{"source": "kafka", "checkpoint_id": 7, "exhausted": false, "split_version": 1,
+{"source": "kafka", "checkpoint_id": 7, "exhausted": false, "cursor": null, "split_version": 1,
  "splits": [{"finished": false, "split": {...}}, ...]}
 """
 
@@ -12,7 +12,7 @@ from typing import Generic
 from headrace.enumerator.envelope import Envelope, readable_version
 from headrace.enumerator.errors import StateError
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.source import SplitSerializer
+from headrace.enumerator.source import JsonObject, SplitSerializer
 from headrace.enumerator.split import SplitT
 
 CHECKPOINT = Envelope("headrace-checkpoint", "checkpoint")
@@ -20,11 +20,16 @@ CHECKPOINT = Envelope("headrace-checkpoint", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Generic[SplitT]):
-    """The whole state of a source: its ledger, and whether discovery had reported that no split will ever be added."""
+    """The whole state of a source: its ledger, and whether discovery had reported that no split will ever be added.
+
+    `cursor`: how far an incremental discovery had come; None of any other. Every split that it has found before is in `splits`,
+    or was read to its end.
+    """
 
     checkpoint_id: int
     splits: tuple[SplitState[SplitT], ...]
     exhausted: bool
+    cursor: JsonObject | None = None
 
 
 class CheckpointSerializer(Generic[SplitT]):
@@ -42,6 +47,7 @@ class CheckpointSerializer(Generic[SplitT]):
                 "source": self._source,
                 "checkpoint_id": checkpoint.checkpoint_id,
                 "exhausted": checkpoint.exhausted,
+                "cursor": checkpoint.cursor,
                 "split_version": self._splits.version,
                 "splits": [
                     {"finished": state.finished, "split": self._splits.serialize(state.split)} for state in checkpoint.splits
@@ -64,4 +70,7 @@ class CheckpointSerializer(Generic[SplitT]):
             splits = tuple(SplitState(deserialize(version, item["split"]), bool(item["finished"])) for item in body["splits"])
             if len({state.split.split_id for state in splits}) < len(splits):
                 raise ValueError("it holds a split twice")
-            return Checkpoint(int(body["checkpoint_id"]), splits, bool(body["exhausted"]))
+            cursor = body["cursor"]
+            if not isinstance(cursor, dict | None):
+                raise TypeError(f"its cursor is a JSON {type(cursor).__name__}")
+            return Checkpoint(int(body["checkpoint_id"]), splits, bool(body["exhausted"]), cursor)

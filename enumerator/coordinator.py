@@ -51,6 +51,7 @@ class Coordinator(Generic[SplitT]):
         self._readers: dict[int, None] = {}
         self._notified_no_more: set[int] = set()
         self._notified_finished = False
+        self._reporting: set[str] = set()
         self._pending: _Pending[SplitT] | None = None
 
     @property
@@ -64,7 +65,7 @@ class Coordinator(Generic[SplitT]):
         Raises ProtocolViolationError for an event that CHECKPOINT_TRANSITIONS does not allow now; nothing is changed then.
         """
         following = allowed_after(CHECKPOINT_TRANSITIONS, self.phase, event, "the coordinator")
-        commands = self._apply(event) + self._assign() + self._signals()
+        commands = self._apply(event) + self.enumerator.continued() + self._assign() + self._signals()
         assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
         return commands
 
@@ -81,6 +82,8 @@ class Coordinator(Generic[SplitT]):
             case ev.SplitsGone():
                 self.enumerator.ledger.mark_gone(event.split_ids)
                 return []
+            case ev.FinishedReported():
+                return self._reported(event)
             case ev.ReaderRegistered():
                 return self._registered(event)
             case ev.ReaderLost():
@@ -109,7 +112,7 @@ class Coordinator(Generic[SplitT]):
 
     def _started(self) -> list[Command[SplitT]]:
         self.phase = CheckpointPhase.RUNNING
-        return self.enumerator.start()
+        return self.enumerator.start() + self._report_finished()
 
     def _registered(self, event: ev.ReaderRegistered) -> list[Command[SplitT]]:
         if not 0 <= event.reader < self.enumerator.parallelism:
@@ -149,7 +152,7 @@ class Coordinator(Generic[SplitT]):
             return []  # late answer to a checkpoint that was given up
         self._check_snapshot(event, pending.waiting_for[event.reader])
         del pending.waiting_for[event.reader]
-        pending.states.update(event.states)
+        pending.states.update({key: state for key, state in event.states.items() if key in self.enumerator.ledger})
         return self._persist_if_complete()
 
     def _persist_if_complete(self) -> list[Command[SplitT]]:
@@ -158,14 +161,16 @@ class Coordinator(Generic[SplitT]):
         if pending.waiting_for:
             return []
         self.phase = CheckpointPhase.PERSISTING
-        states = self.enumerator.ledger.snapshot(pending.states)
-        return [ev.PersistCheckpoint(Checkpoint(pending.checkpoint_id, tuple(states), self.enumerator.exhausted))]
+        enumerator = self.enumerator
+        states = tuple(enumerator.ledger.snapshot(pending.states))
+        return [ev.PersistCheckpoint(Checkpoint(pending.checkpoint_id, states, enumerator.exhausted, enumerator.cursor))]
 
     def _completed(self, event: ev.CheckpointCompleted) -> list[Command[SplitT]]:
         pending = self._expect_pending(event.checkpoint_id)
         self.enumerator.ledger.make_durable(pending.states)
         self._pending, self.phase = None, CheckpointPhase.RUNNING
-        return [ev.PublishPositions(tuple(entry.durable for entry in self.enumerator.ledger if not entry.gone))]
+        positions = tuple(entry.durable for entry in self.enumerator.ledger if not entry.gone)
+        return [ev.PublishPositions(positions), *self._report_finished()]
 
     def _aborted(self, event: ev.CheckpointAborted) -> list[Command[SplitT]]:
         if self._pending is None or event.checkpoint_id < self._pending.checkpoint_id:
@@ -179,6 +184,21 @@ class Coordinator(Generic[SplitT]):
         checkpoint_id = self._pending.checkpoint_id
         self._pending, self.phase = None, CheckpointPhase.RUNNING
         return [ev.DeclineCheckpoint(checkpoint_id, reason)]
+
+    # --- splits that are read to their end ----------------------------------------------------------------------------
+
+    def _report_finished(self) -> list[Command[SplitT]]:
+        """They stay in the ledger, and so in every checkpoint, until the answer: so each is reported, whatever happens."""
+        finished = [split for split in self.enumerator.ledger.unreported if split.split_id not in self._reporting]
+        self._reporting.update(split.split_id for split in finished)
+        return [ev.ReportFinished(tuple(finished))] if finished else []
+
+    def _reported(self, event: ev.FinishedReported) -> list[Command[SplitT]]:
+        """If it has failed, the next completed checkpoint is another try."""
+        self._reporting -= event.split_ids
+        if event.is_done:
+            self.enumerator.finished_reported(event.split_ids)
+        return []
 
     # --- what follows from the state ----------------------------------------------------------------------------------
 
@@ -220,16 +240,20 @@ class Coordinator(Generic[SplitT]):
         if unreported:
             raise ProtocolViolationError(f"reader {event.reader} does not report its splits {sorted(unreported)}")
         # A reader that missed the completion of a checkpoint reports what finished in it again: harmless.
-        foreign = {
-            split_id
-            for split_id in event.states.keys() - set(ledger.held_by(event.reader))
-            if split_id not in ledger or not isinstance(ledger[split_id].place, Finished)
-        }
+        unheld = event.states.keys() - set(ledger.held_by(event.reader))
+        foreign = {split_id for split_id in unheld if not self._is_finished(event.states[split_id])}
         if foreign:
             raise ProtocolViolationError(f"reader {event.reader} reports splits it does not hold: {sorted(foreign)}")
         for split_id, state in event.states.items():
-            if state.finished != isinstance(ledger[split_id].place, (FinishedBy, Finished)):
+            if split_id in ledger and state.finished != isinstance(ledger[split_id].place, (FinishedBy, Finished)):
                 raise ProtocolViolationError(f"reader {event.reader} and its SplitFinished events disagree on {split_id}")
+
+    def _is_finished(self, state: SplitState[SplitT]) -> bool:
+        """Durably. An incremental discovery's split may be forgotten since."""
+        split_id, ledger = state.split.split_id, self.enumerator.ledger
+        if split_id in ledger:
+            return isinstance(ledger[split_id].place, Finished)
+        return state.finished and self.enumerator.cursor is not None
 
 
 _STARTED = (CheckpointPhase.RUNNING, CheckpointPhase.COLLECTING, CheckpointPhase.PERSISTING)
@@ -240,8 +264,15 @@ CHECKPOINT_TRANSITIONS: Transitions[CheckpointPhase] = {
         (phase, event): (phase,)
         for phase in _STARTED
         for event in (
-            *(ev.SplitsDiscovered, ev.DiscoveryFailed, ev.DiscoveryDue, ev.SplitsGone, ev.SplitRequested, ev.SplitFinished),
-            *(ev.ReaderRegistered, ev.ReaderLost, ev.CheckpointTriggered, ev.ReaderSnapshotted, ev.CheckpointAborted),
+            *(ev.SplitsDiscovered, ev.DiscoveryFailed, ev.DiscoveryDue, ev.SplitsGone, ev.FinishedReported, ev.SplitRequested),
+            *(
+                ev.SplitFinished,
+                ev.ReaderRegistered,
+                ev.ReaderLost,
+                ev.CheckpointTriggered,
+                ev.ReaderSnapshotted,
+                ev.CheckpointAborted,
+            ),
         )
     },
     # RUNNING: declined, as there is nothing to store yet; PERSISTING: there is no reader to wait for

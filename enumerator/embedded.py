@@ -12,7 +12,14 @@ from typing import Generic, Self
 from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.coordinator import Coordinator
-from headrace.enumerator.enumerator import Assignment, EagerEnumerator, create_enumerator, restore_enumerator
+from headrace.enumerator.enumerator import (
+    Assignment,
+    EagerEnumerator,
+    SharingEnumerator,
+    create_enumerator,
+    has_pieces,
+    restore_enumerator,
+)
 from headrace.enumerator.errors import HeadraceError, StateError, UsageError
 from headrace.enumerator.events import Command, Event
 from headrace.enumerator.ledger import SplitState
@@ -21,6 +28,11 @@ from headrace.enumerator.resumed import selected
 from headrace.enumerator.source import Source, SourceReader, SplitBatch
 from headrace.enumerator.source_driver import SourceDriver
 from headrace.enumerator.split import SplitT
+
+
+def default_assignment(source: Source[SplitT]) -> Assignment[SplitT]:
+    """SharingEnumerator where splits are pieces of work, else EagerEnumerator."""
+    return SharingEnumerator if has_pieces(source) else EagerEnumerator
 
 
 class _Slot(Generic[SplitT]):
@@ -49,12 +61,13 @@ class EmbeddedRun(Generic[SplitT]):
         clock: Callable[[], float],
         checkpoint: bytes | None = None,
         parallelism: int = 1,
-        assignment: Assignment[SplitT] = EagerEnumerator,
+        assignment: Assignment[SplitT] | None = None,
         discovery_interval_s: float | None = None,
     ) -> None:
         """Discover the splits, or continue from `checkpoint` (what `checkpoint()` returned); start `parallelism` readers.
 
-        `clock` gives monotonic seconds. Raises StateError for a checkpoint that cannot be read, and what discovery raises.
+        `clock` gives monotonic seconds. `assignment`: by default as `default_assignment` gives.
+        Raises StateError for a checkpoint that cannot be read, and what discovery raises.
         """
         self.source = source
         self._clock = clock
@@ -64,11 +77,12 @@ class EmbeddedRun(Generic[SplitT]):
         self._persisting: Checkpoint[SplitT] | None = None
         self._declined = ""
         self._last_id = 0
-        self._closed = False
+        self._closed = self._released = False
         self._commands: deque[Command[SplitT]] = deque()
         self._handed: tuple[int, SplitBatch[SplitT]] | None = None
         self._readers_are_behind = False
         self._is_deciding = False
+        assignment = assignment or default_assignment(source)
         if checkpoint is None:
             enumerator = create_enumerator(assignment, parallelism=parallelism, discovery_interval_s=discovery_interval_s)
         else:
@@ -177,25 +191,30 @@ class EmbeddedRun(Generic[SplitT]):
     def lose_reader(self, reader: int) -> None:
         """Close one reader; its splits continue elsewhere from the last completed checkpoint."""
         self._note_delivered()
-        self._slots.pop(reader).reader.close()
+        self._end(reader)
         self._send(ev.ReaderLost(reader))
 
     def start_reader(self, reader: int) -> None:
         """Start the reader of a slot. A reader that the slot has already is closed, and lost."""
         self._note_delivered()
         if reader in self._slots:
-            self._slots.pop(reader).reader.close()
+            self._end(reader)
         self._slots[reader] = _Slot(self.source.create_reader())
         self._send(ev.ReaderRegistered(reader))
         self._send(ev.SplitRequested(reader))
 
+    def _end(self, reader: int) -> None:
+        self._slots.pop(reader).reader.close()
+        self._commands = deque(each for each in self._commands if not (isinstance(each, ev.Assign) and each.reader == reader))
+
     def close(self) -> None:
         """Close readers and discovery. May be called more than once; a checkpoint can still be taken afterwards."""
-        if self._closed:
+        if self._released:
             return
         self._closed = True
         for slot in self._slots.values():
             slot.reader.close()
+        self._released = True  # last: who is interrupted closes again
         self._driver.close()
 
     def __enter__(self) -> Self:
@@ -276,7 +295,7 @@ class EmbeddedRun(Generic[SplitT]):
                 answer = self._carry_out(self._commands[0])
             except BaseException as error:
                 if isinstance(error, Exception) and not isinstance(error, MemoryError):
-                    self._commands.clear()
+                    self._commands.popleft()  # the caller may go on with those behind it
                 else:
                     self._readers_are_behind = True
                 raise

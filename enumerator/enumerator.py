@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from itertools import islice
 from typing import Generic
@@ -22,7 +22,7 @@ from headrace.enumerator.errors import ProtocolViolationError, UsageError, is_re
 from headrace.enumerator.events import Assign, Command
 from headrace.enumerator.ledger import Ledger
 from headrace.enumerator.pauses import DiscoveryPauses
-from headrace.enumerator.source import DiscoveryResult
+from headrace.enumerator.source import DiscoveryResult, JsonObject, LogSource, Source
 from headrace.enumerator.split import SplitT
 
 
@@ -31,9 +31,11 @@ class Discovery(Enum):
 
     NEW = auto()  # fresh, not started
     RESTORED = auto()  # from a checkpoint, not started
+    AT_CURSOR = auto()  # from a checkpoint of an incremental discovery, not started
     INITIALISING = auto()  # the initial discovery is under way
     DISCOVERING = auto()  # a later discovery is under way
     IDLE = auto()  # between two discovery rounds, or after the only one of this run
+    BEHIND = auto()  # there may be more to find now, and the next round is due once the ledger has capacity for it
     EXHAUSTED = auto()  # no split will ever be added
 
 
@@ -43,26 +45,35 @@ class Trigger(Enum):
     START = auto()
     ANSWER = auto()
     LAST_ANSWER = auto()  # an answer that says it is complete
+    ANSWER_WITH_MORE = auto()  # an answer that says there is more now
     FAILURE = auto()
     DUE = auto()
+    CAPACITY = auto()  # few splits are unfinished
 
 
-# The whole lifetime of discovery. RESTORED cannot reach INITIALISING: a test walks this table to prove it.
+# The whole lifetime of discovery. RESTORED and AT_CURSOR cannot reach INITIALISING: a test walks this table to prove it.
 DISCOVERY_TRANSITIONS: Mapping[tuple[Discovery, Trigger], Discovery] = {
     (Discovery.NEW, Trigger.START): Discovery.INITIALISING,
     (Discovery.INITIALISING, Trigger.ANSWER): Discovery.IDLE,
     (Discovery.INITIALISING, Trigger.LAST_ANSWER): Discovery.EXHAUSTED,
+    (Discovery.INITIALISING, Trigger.ANSWER_WITH_MORE): Discovery.BEHIND,
     (Discovery.RESTORED, Trigger.START): Discovery.DISCOVERING,
     (Discovery.DISCOVERING, Trigger.ANSWER): Discovery.IDLE,
     (Discovery.DISCOVERING, Trigger.LAST_ANSWER): Discovery.EXHAUSTED,
+    (Discovery.DISCOVERING, Trigger.ANSWER_WITH_MORE): Discovery.BEHIND,
     (Discovery.DISCOVERING, Trigger.FAILURE): Discovery.IDLE,
     (Discovery.IDLE, Trigger.DUE): Discovery.DISCOVERING,
+    (Discovery.AT_CURSOR, Trigger.START): Discovery.BEHIND,
+    (Discovery.BEHIND, Trigger.CAPACITY): Discovery.DISCOVERING,
     (Discovery.EXHAUSTED, Trigger.START): Discovery.EXHAUSTED,
 }
 
 
 class SplitEnumerator(ABC, Generic[SplitT]):
     """Owns the ledger. Subclasses say only which waiting split goes to which reader."""
+
+    cursor: JsonObject | None = None
+    """How far an incremental discovery has come: it has given one with each of its answers. None of any other."""
 
     def __init__(
         self, ledger: Ledger[SplitT], discovery: Discovery, parallelism: int, discovery_interval_s: float | None
@@ -99,12 +110,17 @@ class SplitEnumerator(ABC, Generic[SplitT]):
 
     def discovered(self, findings: DiscoveryResult[SplitT]) -> list[Command[SplitT]]:
         """A discovery has answered. New splits are entered, known ones left as they are."""
-        self._move(Trigger.LAST_ANSWER if findings.complete else Trigger.ANSWER)
+        is_behind = findings.more and not findings.complete
+        self._move(Trigger.LAST_ANSWER if findings.complete else Trigger.ANSWER_WITH_MORE if is_behind else Trigger.ANSWER)
         self.ledger.add(findings.added)
+        self.cursor = findings.cursor
         commands: list[Command[SplitT]] = []  # first the next round: to report what is missing may raise, and the caller go on
         if findings.inconclusive is not None:
-            commands += _again(findings.inconclusive, self._pauses.after_inconclusive())
-        elif (pause_s := self._pauses.after_success()) is not None and not findings.complete:
+            commands.append(ev.ReportDiscoveryFailure(findings.inconclusive))
+            pause_s: float | None = self._pauses.after_inconclusive()
+        else:
+            pause_s = self._pauses.after_success()
+        if pause_s is not None and self._discovery is Discovery.IDLE:
             commands.append(ev.ScheduleDiscovery(pause_s))
         if missing := self.ledger.mark_missing(findings.missing):
             commands.append(ev.ReportMissing(tuple(missing)))
@@ -122,7 +138,24 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         self._move(Trigger.FAILURE)
         if not is_retriable(error):
             return [ev.ScheduleDiscovery(self._pauses.after_failure()), ev.Fail(error)]
-        return _again(error, self._pauses.after_failure())
+        return [ev.ReportDiscoveryFailure(error), ev.ScheduleDiscovery(self._pauses.after_failure())]
+
+    def continued(self) -> list[Command[SplitT]]:
+        """The next round of a discovery that is behind, if few splits are unfinished. Asked for after every event.
+
+        So neither the ledger nor a checkpoint grows with what there is to read.
+        """
+        if self._discovery is not Discovery.BEHIND or self.ledger.unfinished >= ev.SPLITS_AT_ONCE:
+            return []
+        self._move(Trigger.CAPACITY)
+        return self._discover()
+
+    def finished_reported(self, split_ids: Iterable[str]) -> None:
+        """The source is notified of these. An incremental discovery will not find them again, so they are forgotten."""
+        if self.cursor is None:
+            self.ledger.mark_reported(split_ids)
+        else:
+            self.ledger.forget(split_ids)
 
     def reader_registered(self, reader: int) -> None:
         """A reader has started, without splits. Default: nothing to do."""
@@ -147,11 +180,11 @@ class SplitEnumerator(ABC, Generic[SplitT]):
     def _discover(self) -> list[Command[SplitT]]:
         if self._discovery is Discovery.INITIALISING:
             return [ev.DiscoverInitial()]
-        return [ev.DiscoverLater(self.ledger.known())] if self._discovery is Discovery.DISCOVERING else []
-
-
-def _again(error: Exception, pause_s: float) -> list[Command[SplitT]]:
-    return [ev.ReportDiscoveryFailure(error), ev.ScheduleDiscovery(pause_s)]
+        if self._discovery is not Discovery.DISCOVERING:
+            return []
+        if self.cursor is None:
+            return [ev.DiscoverLater(self.ledger.known())]
+        return [ev.DiscoverAfter(self.cursor, ev.SPLITS_AT_ONCE)]
 
 
 class EagerEnumerator(SplitEnumerator[SplitT]):
@@ -232,8 +265,36 @@ class LazyEnumerator(SplitEnumerator[SplitT]):
         return assigns
 
 
+class SharingEnumerator(SplitEnumerator[SplitT]):
+    """Assigns splits unasked, each to the registered reader that reads the fewest just now, and to none of them many at once.
+
+    For many splits that all have an end (files): the next one comes when one is finished. So a reader may read ahead, and a
+    slow one keeps few of them from the others.
+    """
+
+    at_once = 4
+    """A reader has this many unfinished splits at most."""
+
+    def assignments(self, readers: Sequence[int]) -> list[Assign[SplitT]]:
+        """The oldest splits first."""
+        loads = [(load, reader) for reader in readers if (load := self.ledger.reading(reader)) < self.at_once]
+        heapq.heapify(loads)
+        capacity = sum(self.at_once - load for load, _ in loads)
+        given: dict[int, list[SplitT]] = {}
+        for split_id in list(islice(self.ledger.unassigned, min(capacity, len(self.ledger.unassigned)))):
+            load, reader = loads[0]
+            given.setdefault(reader, []).append(self.ledger.assign(split_id, reader))
+            heapq.heapreplace(loads, (load + 1, reader))
+        return [Assign(reader, tuple(splits)) for reader, splits in given.items()]
+
+
+def has_pieces(source: Source[SplitT]) -> bool:
+    """Whether the splits are pieces of work, to be shared out a few at a time. Those of a log are read side by side."""
+    return source.finite_splits and not isinstance(source, LogSource)
+
+
 Assignment = Callable[[Ledger[SplitT], Discovery, int, float | None], SplitEnumerator[SplitT]]
-"""EagerEnumerator, LazyEnumerator, or another way to assign."""
+"""EagerEnumerator, LazyEnumerator, SharingEnumerator, or another way to assign."""
 
 
 def create_enumerator(
@@ -241,7 +302,7 @@ def create_enumerator(
 ) -> SplitEnumerator[SplitT]:
     """A fresh enumerator, which will discover its splits initially. For a job that has no checkpoint.
 
-    `assignment` is EagerEnumerator or LazyEnumerator; `parallelism` the number of reader slots; with
+    `assignment` is EagerEnumerator, LazyEnumerator or SharingEnumerator; `parallelism` the number of reader slots; with
     `discovery_interval_s` the seconds between two discovery rounds; None (default) for a single round.
     """
     return assignment(Ledger(), Discovery.NEW, parallelism, discovery_interval_s)
@@ -256,8 +317,11 @@ def restore_enumerator(
 ) -> SplitEnumerator[SplitT]:
     """An enumerator that continues from a checkpoint, at the same or another parallelism. It cannot initialise.
 
-    Discovers splits that appeared meanwhile, at once, unless discovery had reported that there will be none.
-    Arguments as for `create_enumerator`.
+    Discovers splits that appeared meanwhile, at once, unless discovery had reported that there will be none; an incremental one
+    once there is capacity for them. Arguments as for `create_enumerator`.
     """
-    discovery = Discovery.EXHAUSTED if checkpoint.exhausted else Discovery.RESTORED
-    return assignment(Ledger(checkpoint.splits), discovery, parallelism, discovery_interval_s)
+    at_start = Discovery.RESTORED if checkpoint.cursor is None else Discovery.AT_CURSOR
+    discovery = Discovery.EXHAUSTED if checkpoint.exhausted else at_start
+    enumerator = assignment(Ledger(checkpoint.splits), discovery, parallelism, discovery_interval_s)
+    enumerator.cursor = checkpoint.cursor
+    return enumerator

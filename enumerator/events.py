@@ -12,7 +12,7 @@ from typing import Generic
 
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.source import DiscoveryResult
+from headrace.enumerator.source import DiscoveryResult, JsonObject
 from headrace.enumerator.split import SplitT
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -25,14 +25,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class SplitsDiscovered(Generic[SplitT]):
-    """Answer to DiscoverInitial or DiscoverLater."""
+    """Answer to DiscoverInitial, DiscoverLater or DiscoverAfter."""
 
     findings: DiscoveryResult[SplitT]
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryFailed:
-    """DiscoverInitial or DiscoverLater raised this."""
+    """DiscoverInitial, DiscoverLater or DiscoverAfter raised this."""
 
     error: Exception
 
@@ -95,6 +95,14 @@ class SplitsGone:
 
 
 @dataclass(frozen=True, slots=True)
+class FinishedReported:
+    """Answer to ReportFinished of these. `is_done`: the source has been notified, else that has failed for now."""
+
+    split_ids: frozenset[str]
+    is_done: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
     """The checkpoint of PersistCheckpoint is durable, with everything else the runner puts alongside it."""
 
@@ -108,7 +116,7 @@ class CheckpointAborted:
     checkpoint_id: int
 
 
-SourceAnswer = SplitsDiscovered[SplitT] | DiscoveryFailed | SplitsGone
+SourceAnswer = SplitsDiscovered[SplitT] | DiscoveryFailed | SplitsGone | FinishedReported
 """An event that a call of the source results in."""
 
 Event = (
@@ -125,12 +133,17 @@ Event = (
     | CheckpointAborted
 )
 
+SPLITS_AT_ONCE = 500
+"""A look of an incremental discovery is for this many splits, and none is made while this many are unfinished."""
+
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoverInitial:
-    """Call SplitDiscovery.initial. Only a fresh coordinator ever asks for it."""
+    """Call SplitDiscovery.initial, or `after(None, limit)` of an incremental one. Only a fresh coordinator ever asks for it."""
+
+    limit: int = SPLITS_AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +151,14 @@ class DiscoverLater(Generic[SplitT]):
     """Call SplitDiscovery.later with this."""
 
     known: Mapping[str, SplitT]
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoverAfter:
+    """Call IncrementalDiscovery.after with these. The cursor is one that the discovery has given, and never None."""
+
+    cursor: JsonObject
+    limit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +219,13 @@ class PublishPositions(Generic[SplitT]):
 
 
 @dataclass(frozen=True, slots=True)
+class ReportFinished(Generic[SplitT]):
+    """Call Source.splits_finished with these, then send FinishedReported."""
+
+    splits: tuple[SplitT, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReportMissing(Generic[SplitT]):
     """Call Source.on_splits_missing with these."""
 
@@ -228,7 +256,9 @@ class Fail:
 SourceCommand = (
     DiscoverInitial
     | DiscoverLater[SplitT]
+    | DiscoverAfter
     | PublishPositions[SplitT]
+    | ReportFinished[SplitT]
     | ReportMissing[SplitT]
     | ProveGone[SplitT]
     | ReportDiscoveryFailure

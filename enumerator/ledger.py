@@ -6,7 +6,7 @@ the one that the last completed checkpoint holds, because that is where reading 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
@@ -76,20 +76,22 @@ class Ledger(Generic[SplitT]):
         # because a dict walks past everything that was ever deleted there.
         self._unassigned: OrderedDict[str, None] = OrderedDict()
         self._held: dict[int, dict[str, None]] = {}
+        self._reading: Counter[int] = Counter()
+        self._unreported: dict[str, None] = {}
         self._unfinished = 0
         for state in states:
             self._insert(state.split, FINISHED if state.finished else UNASSIGNED)
 
     def __len__(self) -> int:
-        """Number of splits ever discovered."""
+        """Number of splits in it: those ever discovered, without those that were forgotten."""
         return len(self._entries)
 
     def __contains__(self, split_id: str) -> bool:
-        """True when the split was ever discovered."""
+        """True when the split was ever discovered, and is not forgotten."""
         return split_id in self._entries
 
     def __getitem__(self, split_id: str) -> LedgerEntry[SplitT]:
-        """The entry of a split; KeyError when it was never discovered."""
+        """The entry of a split; KeyError when it is not in the ledger."""
         return self._entries[split_id]
 
     def __iter__(self) -> Iterator[LedgerEntry[SplitT]]:
@@ -106,6 +108,16 @@ class Ledger(Generic[SplitT]):
         """True when every split was read to its end, durably or not."""
         return self._unfinished == 0
 
+    @property
+    def unfinished(self) -> int:
+        """Number of splits that are not read to their end."""
+        return self._unfinished
+
+    @property
+    def unreported(self) -> list[SplitT]:
+        """Those that were read to their end, durably, and that the source has not been notified of."""
+        return [self._entries[split_id].durable for split_id in self._unreported]
+
     def held_by(self, reader: int) -> Sequence[str]:
         """Ids that this reader is assigned or has finished since the last completed checkpoint."""
         return list(self._held.get(reader, ()))
@@ -113,6 +125,10 @@ class Ledger(Generic[SplitT]):
     def load(self, reader: int) -> int:
         """Number of splits `held_by` that reader."""
         return len(self._held.get(reader, ()))
+
+    def reading(self, reader: int) -> int:
+        """Number of splits that this reader is assigned and has not finished."""
+        return self._reading[reader]
 
     def known(self) -> Mapping[str, SplitT]:
         """Every split at its durable position, but those that are gone. Scans the ledger."""
@@ -142,6 +158,7 @@ class Ledger(Generic[SplitT]):
         entry = self._expect(split_id, Unassigned)
         del self._unassigned[split_id]
         self._held.setdefault(reader, {})[split_id] = None
+        self._reading[reader] += 1
         # not dataclasses.replace, which takes longer than all the rest of a restore
         self._entries[split_id] = LedgerEntry(entry.durable, Assigned(reader), entry.missing, entry.gone)
         return entry.durable
@@ -152,11 +169,13 @@ class Ledger(Generic[SplitT]):
         if entry.place != Assigned(reader):
             raise ProtocolViolationError(f"reader {reader} finished split {split_id}, which is {entry.place}")
         self._entries[split_id] = replace(entry, place=FinishedBy(reader))
+        self._reading[reader] -= 1
         self._unfinished -= 1
 
     def release(self, reader: int) -> list[str]:
         """A reader is lost: what it held is unassigned again, at the durable position; returns those ids."""
         released = list(self._held.pop(reader, ()))
+        self._reading.pop(reader, None)
         for split_id in released:
             entry = self._entries[split_id]
             if isinstance(entry.place, FinishedBy):
@@ -178,12 +197,28 @@ class Ledger(Generic[SplitT]):
         ]
 
     def make_durable(self, reported: Mapping[str, SplitState[SplitT]]) -> None:
-        """A checkpoint with these states has completed: a lost reader's splits are read from there."""
+        """A checkpoint with these states has completed: a lost reader's splits are read from there.
+
+        Without those that were forgotten meanwhile: a reader that missed a completion reports them again.
+        """
         for split_id, state in reported.items():
-            entry = self._entries[split_id]
+            if (entry := self._entries.get(split_id)) is None:
+                continue
             self._entries[split_id] = replace(entry, durable=state.split)
             if state.finished:
                 self._finish_durably(split_id, entry.place)
+
+    def mark_reported(self, split_ids: Iterable[str]) -> None:
+        """The source is notified that these are finished."""
+        for split_id in split_ids:
+            self._unreported.pop(split_id, None)
+
+    def forget(self, split_ids: Iterable[str]) -> None:
+        """The same, where discovery will not find them again: nothing is left to be known of them."""
+        for split_id in split_ids:
+            self._expect(split_id, Finished)
+            del self._entries[split_id]
+            self._unreported.pop(split_id, None)
 
     def mark_missing(self, missing: Iterable[str]) -> list[SplitT]:
         """Record which known splits discovery no longer sees; returns those that were seen until now. Scans the ledger.
@@ -212,6 +247,8 @@ class Ledger(Generic[SplitT]):
         if place is UNASSIGNED:
             self._unassigned[split_id] = None
             self._unfinished += 1
+        else:
+            self._unreported[split_id] = None
 
     def _finish_durably(self, split_id: str, place: Place) -> None:
         match place:
@@ -224,7 +261,8 @@ class Ledger(Generic[SplitT]):
                 self._unfinished -= 1
                 del self._unassigned[split_id]
             case Finished():
-                pass
+                return
+        self._unreported[split_id] = None
         self._entries[split_id] = replace(self._entries[split_id], place=FINISHED)
 
     def _expect(self, split_id: str, place: type[Place]) -> LedgerEntry[SplitT]:

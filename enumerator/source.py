@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Generic, Self
 
@@ -97,7 +97,12 @@ class IncrementalDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
 
     def initial(self) -> DiscoveryResult[SplitT]:
         """All splits that there are now: they have to fit into memory."""
-        return self.after(None, ALL_SPLITS)
+        found = self.after(None, ALL_SPLITS)
+        added = [*found.added]
+        while found.more:
+            found = self.after(found.cursor, ALL_SPLITS)
+            added += found.added
+        return replace(found, added=added)
 
     def later(self, known: Mapping[str, SplitT]) -> DiscoveryResult[SplitT]:
         """Not for this kind: raises ProtocolViolationError."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic
 
 from headrace.enumerator import events as ev
-from headrace.enumerator.errors import DeadlineExceededError, is_retriable
-from headrace.enumerator.source import DiscoveryResult, Source, SplitDiscovery
+from headrace.enumerator.errors import DeadlineExceededError, ProtocolViolationError, StateError, is_retriable
+from headrace.enumerator.source import DiscoveryResult, IncrementalDiscovery, JsonObject, Source, SplitDiscovery
 from headrace.enumerator.split import SplitT
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -86,18 +86,22 @@ class SourceDriver(Generic[SplitT]):
         self._source = source
         self._discovery = discovery
         self._discovery_failures = discovery_failures or FailureLog()
+        self._finishing_failures = FailureLog()
         self.publisher = PositionPublisher(source, FailureLog())
 
     def perform(self, command: ev.SourceCommand[SplitT]) -> ev.SourceAnswer[SplitT] | None:
         """Carry out one command. Returns the event that answers it, if any.
 
-        Raises what the source raises of missing splits, and of positions that it refuses for good.
+        Raises what the source raises of missing splits, and of positions and finished splits that it refuses for good.
         """
         match command:
-            case ev.DiscoverInitial():
-                return self._discover(self._discovery.initial)
+            case ev.DiscoverInitial(limit):
+                is_incremental = isinstance(self._discovery, IncrementalDiscovery)
+                return self._discover((lambda: self._after(None, limit)) if is_incremental else self._discovery.initial)
             case ev.DiscoverLater(known):
                 return self._discover(lambda: self._discovery.later(known))
+            case ev.DiscoverAfter(cursor, limit):
+                return self._discover(lambda: self._after(cursor, limit))
             case ev.ReportDiscoveryFailure(error):
                 level = logging.WARNING if self._discovery_failures.failed() else logging.DEBUG
                 log.log(level, "discovery of %s failed and will be tried again: %s", self._source.name, error)
@@ -107,6 +111,8 @@ class SourceDriver(Generic[SplitT]):
                 return ev.SplitsGone(gone) if (gone := self.confirm_gone(splits)) else None
             case ev.PublishPositions(splits):
                 self.publisher.publish(splits)
+            case ev.ReportFinished(splits):
+                return self._report_finished(splits)
         return None
 
     def confirm_gone(self, splits: Sequence[SplitT]) -> frozenset[str]:
@@ -115,6 +121,30 @@ class SourceDriver(Generic[SplitT]):
 
     def close(self) -> None:
         self._discovery.close()
+
+    def _after(self, cursor: JsonObject | None, limit: int) -> DiscoveryResult[SplitT]:
+        """Raises StateError for a cursor of another kind of discovery, and ProtocolViolationError for an answer without one."""
+        discovery, name = self._discovery, self._source.name
+        if not isinstance(discovery, IncrementalDiscovery):
+            raise StateError(f"the state is of a {name} source that is read by a cursor ({cursor}), and this one is not")
+        findings = discovery.after(cursor, limit)
+        if findings.cursor is None:
+            raise ProtocolViolationError(f"{type(discovery).__name__} of source {name} has found splits, and gives no cursor")
+        return findings
+
+    def _report_finished(self, splits: Sequence[SplitT]) -> ev.FinishedReported:
+        split_ids = frozenset(split.split_id for split in splits)
+        try:
+            self._source.splits_finished(splits)
+        except Exception as error:
+            if not can_pass(error):
+                raise
+            level = logging.WARNING if self._finishing_failures.failed() else logging.DEBUG
+            log.log(level, "%d finished splits of %s are reported to it later: %s", len(splits), self._source.name, error)
+            return ev.FinishedReported(split_ids, is_done=False)
+        if self._finishing_failures.worked():
+            log.warning("finished splits of %s are reported to it again", self._source.name)
+        return ev.FinishedReported(split_ids, is_done=True)
 
     def _discover(self, find: Callable[[], DiscoveryResult[SplitT]]) -> ev.SplitsDiscovered[SplitT] | ev.DiscoveryFailed:
         try:

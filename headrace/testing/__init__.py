@@ -9,7 +9,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from headrace.testing.dying import COMMITTER_STEPS, DyingCommitter, Killed
-from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
+from headrace.testing.memory import MemoryLog, MemoryPieces, MemorySource, MemorySplit
 from headrace.testing.memory_sink import MemoryHandle, MemorySink, MemoryTransactionLog
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ __all__ = [
     "Killed",
     "MemoryHandle",
     "MemoryLog",
+    "MemoryPieces",
     "MemorySink",
     "MemorySource",
     "MemorySplit",

@@ -33,6 +33,7 @@ from headrace.enumerator import (
     DiscoveryResult,
     EagerEnumerator,
     EmbeddedRun,
+    IncrementalDiscovery,
     Source,
     SourceReader,
     SplitBatch,
@@ -42,6 +43,7 @@ from headrace.enumerator import (
 )
 from headrace.enumerator.errors import DataLossError
 from headrace.enumerator.ledger import Assigned
+from headrace.enumerator.source import JsonObject
 
 DISCOVERY_INTERVAL_S = 10.0
 PER_SPLIT = 7
@@ -50,6 +52,9 @@ PER_SPLIT = 7
 
 class ExternalContext(ABC):
     """The external system of one case: empty at first, closed at the end."""
+
+    splits_grow = True
+    """False where a split has an end, and what `write` adds to one makes another: in order is then what one `write` adds."""
 
     @abstractmethod
     def create_source(self, boundedness: Boundedness) -> Source[Any]:
@@ -175,9 +180,12 @@ class _Observed:
         self.initial_calls = 0
         self.missing: list[str] = []
         self.published: dict[str, Any] = {}
+        self.finished: set[str] = set()
 
 
 class _ObservedDiscovery(SplitDiscovery[Any]):
+    _inner: SplitDiscovery[Any]
+
     def __init__(self, inner: SplitDiscovery[Any], observed: _Observed) -> None:
         self._inner = inner
         self._observed = observed
@@ -191,6 +199,14 @@ class _ObservedDiscovery(SplitDiscovery[Any]):
 
     def close(self) -> None:
         self._inner.close()
+
+
+class _ObservedIncrementalDiscovery(_ObservedDiscovery, IncrementalDiscovery[Any]):
+    _inner: IncrementalDiscovery[Any]
+
+    def after(self, cursor: JsonObject | None, limit: int) -> DiscoveryResult[Any]:
+        self._observed.initial_calls += cursor is None
+        return self._inner.after(cursor, limit)
 
 
 class _ObservedSource(Source[Any]):
@@ -208,8 +224,14 @@ class _ObservedSource(Source[Any]):
     def split_serializer(self) -> SplitSerializer[Any]:
         return self._inner.split_serializer
 
+    @property
+    def finite_splits(self) -> bool:
+        return self._inner.finite_splits
+
     def create_discovery(self) -> SplitDiscovery[Any]:
-        return _ObservedDiscovery(self._inner.create_discovery(), self.observed)
+        inner = self._inner.create_discovery()
+        kind = _ObservedIncrementalDiscovery if isinstance(inner, IncrementalDiscovery) else _ObservedDiscovery
+        return kind(inner, self.observed)
 
     def create_reader(self) -> SourceReader[Any]:
         return self._inner.create_reader()
@@ -222,6 +244,10 @@ class _ObservedSource(Source[Any]):
         self.observed.published.update((split.split_id, split) for split in splits)
         self._inner.checkpoint_completed(splits)
 
+    def splits_finished(self, splits: Sequence[Any]) -> None:
+        self.observed.finished |= {split.split_id for split in splits}
+        self._inner.splits_finished(splits)
+
 
 class _Log:
     """What a case has written, and what came out of its runs so far, counted only where it is durable."""
@@ -229,6 +255,7 @@ class _Log:
     def __init__(self, external: ExternalContext, splits: int = 0) -> None:
         self._external = external
         self.written: dict[str, list[str]] = {}
+        self._writes: list[list[str]] = []
         self.committed: list[str] = []
         for _ in range(splits):
             self.new_split()
@@ -243,12 +270,17 @@ class _Log:
         values = self.written[split_id]
         fresh = [f"{split_id}/{number}" for number in range(len(values), len(values) + count)]
         values += fresh
+        self._writes.append(fresh)
         if fresh:
             self._external.write(split_id, fresh)
 
     def write_unread(self, split_id: str) -> None:
         """Records that the case must never see."""
         self._external.write(split_id, ["must not be read"])
+
+    def look_where_writes_are_splits(self, run: Run) -> None:
+        if not self._external.splits_grow:
+            run.look_for_splits()
 
     @property
     def total(self) -> int:
@@ -268,9 +300,10 @@ class _Log:
         expected = [value for values in self.written.values() for value in values]
         counts, wanted = Counter(read), Counter(expected)
         assert counts == wanted, f"lost: {sorted(wanted - counts)}; duplicated or foreign: {sorted(counts - wanted)}"
-        for split_id, values in self.written.items():
-            in_order = [value for value in read if value.startswith(f"{split_id}/")]
-            assert in_order == values, f"out of order in split {split_id}"
+        for values in self.written.values() if self._external.splits_grow else self._writes:
+            in_split = set(values)
+            in_order = [value for value in read if value in in_split]
+            assert in_order == values, f"out of order: {in_order}"
 
 
 class SourceConformance(ABC):
@@ -322,6 +355,8 @@ class SourceConformance(ABC):
         quiet = 0
         while len(log.values_of(run)) < count:
             quiet = 0 if run.step(self.poll_timeout_s) else quiet + 1
+            if quiet:
+                log.look_where_writes_are_splits(run)
             assert quiet < self.timeout_polls, f"{len(log.values_of(run))} of {count} records came, and no more do"
 
     def read_to_end(self, run: Run) -> None:
@@ -599,6 +634,17 @@ class SourceConformance(ABC):
         assert source.observed.published == {}
         run.checkpoint()
         assert source.observed.published.keys() == log.written.keys()
+        run.close()
+
+    def test_finished_splits_are_reported_when_that_is_durable(self, external: ExternalContext) -> None:
+        """`splits_finished` hears of every split that was read to its end, after the checkpoint and not before."""
+        log = _Log(external, 2)
+        source = self.observe(external.create_source(Boundedness.BOUNDED))
+        run = self.start_run(source)
+        self.read_to_end(run)
+        assert source.observed.finished == set()
+        run.checkpoint()
+        assert source.observed.finished == log.written.keys()
         run.close()
 
     def test_split_serializer_round_trip(self, external: ExternalContext) -> None:

@@ -5,6 +5,8 @@
     log.append("a", ["one", "two"])
     source = MemorySource(log)
 
+`MemoryPieces` reads such a log in finite pieces: each split is one, with what is in it when it is found.
+
 The log exists in this process; a pickled source finds it again in this process only, unless the log is served.
 """
 
@@ -24,10 +26,13 @@ import pyarrow as pa
 
 from headrace.enumerator.errors import DataLossError, UsageError
 from headrace.enumerator.source import (
+    ALL_SPLITS,
     Boundedness,
     DiscoveryResult,
+    IncrementalDiscovery,
     JsonObject,
     LogSource,
+    Source,
     SourceReader,
     SplitBatch,
     SplitDiscovery,
@@ -98,11 +103,11 @@ class MemoryLog:
         threading.Thread(target=server.serve_forever, name="memory log", daemon=True).start()
         self._server = server.address, key
 
-    def create(self, split_id: str) -> None:
-        """Start a new, empty split."""
+    def create(self, split_id: str, values: Iterable[str] = ()) -> None:
+        """Start a new split of these values: an empty one, by default."""
         if split_id in self._values:
             raise UsageError(f"split {split_id} exists")
-        self._values[split_id] = []
+        self._values[split_id] = [*values]
 
     def append(self, split_id: str, values: Iterable[str]) -> None:
         """Write to the end of a split."""
@@ -182,7 +187,7 @@ class MemoryDiscovery(SplitDiscovery[MemorySplit]):
 class MemoryReader(SourceReader[MemorySplit]):
     """Reads its splits one after another. `poll` never waits: nothing can arrive while it would."""
 
-    def __init__(self, source: MemorySource) -> None:
+    def __init__(self, source: MemorySource | MemoryPieces) -> None:
         self._source = source
         self._splits: deque[MemorySplit] = deque()
 
@@ -276,3 +281,67 @@ class MemorySource(LogSource[MemorySplit]):
         source = MemorySource(self.log, bounded=self.is_bounded, start=self.start, batch_size=self.batch_size)
         source.schema = pa.schema([SCHEMA.field(column) for column in columns])
         return source
+
+
+class MemoryPiecesDiscovery(IncrementalDiscovery[MemorySplit]):
+    """Finds the log's splits in the order in which they were created. Its cursor is {"found": 3, "stop": null}."""
+
+    def __init__(self, source: MemoryPieces) -> None:
+        self._source = source
+
+    def after(self, cursor: JsonObject | None, limit: int) -> DiscoveryResult[MemorySplit]:
+        """The next splits, each up to its end as it is now; bounded, up to the last split that there was at first."""
+        source, split_ids = self._source, self._source.log.split_ids()
+        found, stop = (0, None) if cursor is None else (cursor["found"], cursor["stop"])
+        stop = stop or len(split_ids) if source.is_bounded else None
+        here = split_ids[found:stop][: min(limit, source.found_at_once)]
+        added = [MemorySplit(split_id, 0, source.log.end(split_id)) for split_id in here]
+        found += len(added)
+        is_behind = found < (len(split_ids) if stop is None else stop)
+        place = {"found": found, "stop": stop}
+        return DiscoveryResult(added, complete=source.is_bounded and not is_behind, cursor=place, more=is_behind)
+
+
+class MemoryPieces(Source[MemorySplit]):
+    """Source over a MemoryLog whose splits are finite pieces, found by a cursor. Nothing of the log may be hidden.
+
+    Bounded, it reads those that there are when it starts. The ids of pieces that were reported as finished are in `finished`.
+    """
+
+    name = "memory-pieces"
+    schema = SCHEMA
+
+    def __init__(self, log: MemoryLog, *, bounded: bool = False, batch_size: int = 2, found_at_once: int = ALL_SPLITS) -> None:
+        """`found_at_once`: one look finds this many pieces at most."""
+        self.log = log
+        self.is_bounded = bounded
+        self.batch_size = batch_size
+        self.found_at_once = found_at_once
+        self.finished: list[str] = []
+
+    @property
+    def boundedness(self) -> Boundedness:
+        """By the argument `bounded`."""
+        return Boundedness.BOUNDED if self.is_bounded else Boundedness.UNBOUNDED
+
+    @property
+    def finite_splits(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def split_serializer(self) -> MemorySplitSerializer:
+        """JSON objects of three fields."""
+        return MemorySplitSerializer()
+
+    def create_discovery(self) -> MemoryPiecesDiscovery:
+        """A discovery that looks into the log."""
+        return MemoryPiecesDiscovery(self)
+
+    def create_reader(self) -> MemoryReader:
+        """A reader of the log."""
+        return MemoryReader(self)
+
+    def splits_finished(self, splits: Sequence[MemorySplit]) -> None:
+        """Noted in `finished`."""
+        self.finished += [split.split_id for split in splits]

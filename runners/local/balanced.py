@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
+import sys
 from collections.abc import Sequence
 
-from headrace.enumerator.enumerator import SplitEnumerator
+from headrace.enumerator.enumerator import SharingEnumerator
 from headrace.enumerator.events import Assign
 from headrace.enumerator.split import SplitT
 
 
-class BalancedEnumerator(SplitEnumerator[SplitT]):
-    """Assigns every split at once, each to the registered reader that holds the fewest. Nothing before `release`."""
+class BalancedPieces(SharingEnumerator[SplitT]):
+    """Assigns a few splits to each registered reader. Nothing before `release`."""
 
     _released = False
 
@@ -20,13 +20,10 @@ class BalancedEnumerator(SplitEnumerator[SplitT]):
         self._released = True
 
     def assignments(self, readers: Sequence[int]) -> list[Assign[SplitT]]:
-        if not self._released or not readers or not self.ledger.unassigned:
-            return []
-        loads = [(self.ledger.load(reader), reader) for reader in readers]
-        heapq.heapify(loads)
-        given: dict[int, list[SplitT]] = {}
-        for split_id in list(self.ledger.unassigned):
-            load, reader = loads[0]
-            given.setdefault(reader, []).append(self.ledger.assign(split_id, reader))
-            heapq.heapreplace(loads, (load + 1, reader))
-        return [Assign(reader, tuple(splits)) for reader, splits in given.items()]
+        return super().assignments(readers) if self._released and self.ledger.unassigned else []
+
+
+class BalancedEnumerator(BalancedPieces[SplitT]):
+    """Assigns every split at once, each to the registered reader that reads the fewest."""
+
+    at_once = sys.maxsize

@@ -29,13 +29,13 @@ from headrace.connectors.base.commit import JobCommitter
 from headrace.enumerator import errors
 from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
-from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
+from headrace.enumerator.enumerator import create_enumerator, has_pieces, restore_enumerator
 from headrace.enumerator.errors import HeadraceError, RetriableError, StateError, UsageError
 from headrace.enumerator.resumed import resumed, selected
 from headrace.enumerator.source_driver import SourceDriver
 from headrace.runners.job_file import PipelineFile
 from headrace.runners.local import events as run
-from headrace.runners.local.balanced import BalancedEnumerator
+from headrace.runners.local.balanced import BalancedEnumerator, BalancedPieces
 from headrace.runners.local.checkpoints import (
     CheckpointNotStoredError,
     CheckpointStore,
@@ -234,13 +234,15 @@ class _Coordination:
 
     def _core_from(self, restored: RunCheckpoint[Any, Any] | None, next_number: int) -> RunCore[Any, Any]:
         settings = self._order.settings
-        common = {"parallelism": settings.workers, "discovery_interval_s": self._pipeline.source.discovery_interval_s}
+        source = self._pipeline.source
+        common = {"parallelism": settings.workers, "discovery_interval_s": source.discovery_interval_s}
+        assignment = BalancedPieces if has_pieces(source) else BalancedEnumerator
         if restored is None:
-            enumerator: Any = create_enumerator(BalancedEnumerator, **common)  # type: ignore[arg-type]
+            enumerator: Any = create_enumerator(assignment, **common)  # type: ignore[arg-type]
         else:
-            positions = selected(self._pipeline.source, restored.positions)
-            enumerator = restore_enumerator(BalancedEnumerator, positions, **common)  # type: ignore[arg-type]
-        assert isinstance(enumerator, BalancedEnumerator)
+            positions = selected(source, restored.positions)
+            enumerator = restore_enumerator(assignment, positions, **common)  # type: ignore[arg-type]
+        assert isinstance(enumerator, BalancedPieces)
         return RunCore(
             enumerator, settings.schedule, self._order.restarts, next_number=next_number, last_checkpoint_id=self._store.last_id
         )
@@ -388,10 +390,12 @@ class _Coordination:
                 self._in(self._commits, lambda: self._committer.retire(number))
             case run.AssignSplits() | run.TakeSnapshot() | run.NotifyCheckpointStored() | run.StopWorker():
                 self._pool.send(command)
-            case ev.DiscoverInitial() | ev.DiscoverLater() | ev.PublishPositions() | ev.ProveGone():
-                self._in(self._asking, lambda: self._ask(command))
             case ev.ReportMissing() | ev.ReportDiscoveryFailure():
                 self._driver.perform(command)
+            case ev.DiscoverInitial() | ev.DiscoverLater() | ev.DiscoverAfter() | ev.ProveGone():
+                self._in(self._asking, lambda: self._ask(command))
+            case ev.PublishPositions() | ev.ReportFinished():
+                self._in(self._asking, lambda: self._ask(command))
             case run.ReportCheckpointFailure(checkpoint_id, reason):
                 log.warning("checkpoint %d has failed: %s; the run continues", checkpoint_id, reason)
             case run.ReportWorkerLost(_, reason, delay_s):

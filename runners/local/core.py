@@ -33,7 +33,7 @@ from headrace.enumerator.errors import HeadraceError, RunFailedError
 from headrace.enumerator.split import SplitT
 from headrace.enumerator.transitions import Transitions, allowed_after
 from headrace.runners.local import events as run
-from headrace.runners.local.balanced import BalancedEnumerator
+from headrace.runners.local.balanced import BalancedPieces
 from headrace.runners.restarts import GiveUp, Restart, Restarts
 
 DECLINED_S = 0.1
@@ -93,7 +93,7 @@ class RunCore(Generic[SplitT, HandleT]):
 
     def __init__(
         self,
-        enumerator: BalancedEnumerator[SplitT],
+        enumerator: BalancedPieces[SplitT],
         schedule: RunSchedule,
         restarts: Restarts,
         *,
@@ -120,7 +120,7 @@ class RunCore(Generic[SplitT, HandleT]):
         self._failures = 0
         self._prepared: list[run.WorkerHandle[HandleT]] = []
         self._committing: tuple[run.WorkerHandle[HandleT], ...] = ()
-        self._positions: list[run.RunCommand[SplitT, HandleT]] = []
+        self._after_commit: list[run.RunCommand[SplitT, HandleT]] = []
 
     @property
     def workers(self) -> Mapping[int, int]:
@@ -174,7 +174,7 @@ class RunCore(Generic[SplitT, HandleT]):
             case run.StopRequested():
                 self._stopping = True
                 return self._force()
-            case ev.SplitsDiscovered() | ev.SplitsGone() | ev.DiscoveryFailed() | ev.DiscoveryDue():
+            case ev.SplitsDiscovered() | ev.SplitsGone() | ev.FinishedReported() | ev.DiscoveryFailed() | ev.DiscoveryDue():
                 return self._core(event)
             case _:
                 assert_never(event)
@@ -274,7 +274,7 @@ class RunCore(Generic[SplitT, HandleT]):
 
     def _committed(self) -> list[run.RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
-        publish, self._positions = self._positions, []
+        publish, self._after_commit = self._after_commit, []
         finished = self._finished()
         if finished or self._stopping:
             return publish + self._end(finished=finished)
@@ -360,9 +360,10 @@ class RunCore(Generic[SplitT, HandleT]):
                 return self._force()  # its end becomes durable, and the run ends
             case ev.NoMoreSplits():
                 return []  # workers stay until the whole source is finished: others' splits may come to them
-            case ev.PublishPositions():
-                # With the rows, not before them. And no refused position ends a run while its rows are being committed.
-                self._positions = [command]
+            case ev.PublishPositions() | ev.ReportFinished() if self.phase is RunPhase.COMMITTING:
+                # With the rows, not before them: the checkpoint may be rolled back until then, and be read again. And no
+                # refused position ends a run while its rows are being committed.
+                self._after_commit.append(command)
                 return []
             case _:
                 return [command]  # to the source
@@ -400,7 +401,7 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
         (phase, event): (phase,)
         for phase in _OPEN
         for event in (
-            *(run.SplitDone, run.WorkerSnapshotted, ev.SplitsDiscovered, ev.SplitsGone),
+            *(run.SplitDone, run.WorkerSnapshotted, ev.SplitsDiscovered, ev.SplitsGone, ev.FinishedReported),
             *(ev.DiscoveryDue, *_CHECKPOINT_TIMERS, run.JoinTimeout),
         )
     },
@@ -427,7 +428,7 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
         for event in (
             *(run.WorkerJoined, run.WorkerSilent, run.WorkerDied, run.SplitDone, run.WorkerSnapshotted, run.StopRequested),
             *(run.RunRecovered, run.CheckpointStored, run.CheckpointIsNotStored, run.CheckpointCommitted),
-            *(ev.SplitsDiscovered, ev.SplitsGone, ev.DiscoveryFailed, ev.DiscoveryDue),
+            *(ev.SplitsDiscovered, ev.SplitsGone, ev.FinishedReported, ev.DiscoveryFailed, ev.DiscoveryDue),
             *(*_CHECKPOINT_TIMERS, run.RestartDue, run.JoinTimeout),
         )
     },

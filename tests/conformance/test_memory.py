@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.enumerator import Boundedness, EagerEnumerator, LazyEnumerator
+from headrace.enumerator import Boundedness, EagerEnumerator, LazyEnumerator, SharingEnumerator
 from headrace.testing import ExternalContext, SourceConformance
-from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
+from headrace.testing.memory import MemoryLog, MemoryPieces, MemorySource, MemorySplit
 from tests.simulation.bugs import core
 
 
@@ -54,6 +54,41 @@ class TestEager(SourceConformance):
 
 
 class TestLazy(TestEager):
+    assignment = LazyEnumerator
+
+
+class PiecesContext(MemoryContext):
+    """What one `write` adds is a piece. The first of a split has its name."""
+
+    splits_grow = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._named: list[str] = []
+
+    def create_source(self, boundedness: Boundedness) -> MemoryPieces:
+        return MemoryPieces(self.log, bounded=boundedness is Boundedness.BOUNDED, found_at_once=2)
+
+    def create_split(self) -> str:
+        self._named.append(f"split-{len(self._named)}")
+        return self._named[-1]
+
+    def write(self, split_id: str, values: Sequence[str]) -> None:
+        number = sum(each.partition("+")[0] == split_id for each in self.log.split_ids())
+        self.log.create(f"{split_id}+{number}" if number else split_id, values)
+
+    def remove_split(self, split_id: str) -> None:
+        pytest.skip("a piece that is found is not looked for again")
+
+
+class TestPieces(TestEager):
+    assignment = SharingEnumerator
+
+    def create_external_context(self) -> PiecesContext:
+        return PiecesContext()
+
+
+class TestLazyPieces(TestPieces):
     assignment = LazyEnumerator
 
 

@@ -1,6 +1,6 @@
 """Short ways to drive a coordinator by hand, for tests that replay a sequence of events."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from headrace import enumerator as enumeration
@@ -24,8 +24,10 @@ def finished(split_id: str, stop_offset: int) -> SplitState[MemorySplit]:
     return SplitState(split(split_id, stop_offset, stop_offset), finished=True)
 
 
-def checkpoint_of(*states: SplitState[MemorySplit], exhausted: bool = False) -> Checkpoint[MemorySplit]:
-    return Checkpoint(7, states, exhausted)
+def checkpoint_of(
+    *states: SplitState[MemorySplit], exhausted: bool = False, cursor: Mapping[str, Any] | None = None
+) -> Checkpoint[MemorySplit]:
+    return Checkpoint(7, states, exhausted, cursor)
 
 
 def log_of(**splits: str) -> MemoryLog:

@@ -122,10 +122,11 @@ class KafkaReader(SourceReader[KafkaSplit]):
     def close(self) -> None:
         """Stop the fetching threads. A signal handler may, too: so `poll` may find this done at any place."""
         self._closed.put(None)
-        fetcher, self._fetcher, self._decoding = self._fetcher, None, None
+        fetcher, self._decoding = self._fetcher, None
         if fetcher is not None and self._dropped is not None:
             fetcher.close()
             self._dropped.detach()  # whose thread would have nothing to close
+        self._fetcher = None  # last: who is interrupted closes again
 
     def _fetch(self, timeout: float) -> bool:
         fetcher = self._fetcher

@@ -13,7 +13,7 @@ from tests.helpers.driving import SERIALIZER, checkpoint_of, finished, reading
 from tests.helpers.envelopes import NO_ENVELOPES, enveloped, resealed, sealed, without
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "checkpoint_v1.json"
-GOOD = checkpoint_of(reading("a", 3), finished("b", 9), reading("ünï", 2**62, 2**63), exhausted=True)
+GOOD = checkpoint_of(reading("a", 3), finished("b", 9), reading("ünï", 2**62, 2**63), exhausted=True, cursor={"found": 3})
 
 WHERE = "the state to restore: the checkpoint cannot be read: "
 COPY = "Put back a copy that is not damaged"
@@ -57,8 +57,8 @@ def test_another_sources_checkpoint_is_refused():
     *NO_ENVELOPES, b'{"format": "flink-savepoint", "version": 1}', envelope(version=None), envelope(version="1"),
     envelope(version=[1]), envelope(version=0), envelope(version=1.5), envelope(checksum=1), envelope(checksum=None),
     envelope(body=None), envelope(body=[1]), sealed("headrace-checkpoint", {}), sealed("headrace-checkpoint", []),
-    sealed("headrace-checkpoint", "{"), with_body(source=None), with_body(splits=None), with_body(splits=7),
-    with_body(splits=[7]), with_body(splits=["text"]), with_body(splits=[{"finished": False}]),
+    sealed("headrace-checkpoint", "{"), with_body(source=None), with_body(cursor=[3]), with_body(splits=None),
+    with_body(splits=7), with_body(splits=[7]), with_body(splits=["text"]), with_body(splits=[{"finished": False}]),
     with_body(splits=[{"finished": False, "split": 7}]),
     with_body(splits=[{"finished": False, "split": {"id": "a", "next": "far", "stop": None}}]),
     with_body(splits=[{"finished": False, "split": {"id": "a", "next": 1, "stop": None}}] * 2),
@@ -147,7 +147,7 @@ JSON = st.recursive(
 )
 
 
-@given(st.sampled_from(["source", "checkpoint_id", "exhausted", "split_version", "splits"]), JSON)
+@given(st.sampled_from(["source", "checkpoint_id", "exhausted", "cursor", "split_version", "splits"]), JSON)
 @example("checkpoint_id", float("inf"))
 def test_any_json_in_a_well_formed_body_parses_or_is_a_state_error(field, value):
     parses_or_state_error(with_body(**{field: value}))

@@ -15,7 +15,8 @@ from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_
 EVENTS = {
     e.Started: e.Started(), e.SplitsDiscovered: e.SplitsDiscovered(DiscoveryResult([])),
     e.DiscoveryFailed: e.DiscoveryFailed(TimeoutError()), e.DiscoveryDue: e.DiscoveryDue(),
-    e.SplitsGone: e.SplitsGone(frozenset()), e.ReaderRegistered: e.ReaderRegistered(0), e.ReaderLost: e.ReaderLost(0),
+    e.SplitsGone: e.SplitsGone(frozenset()), e.FinishedReported: e.FinishedReported(frozenset(), is_done=True),
+    e.ReaderRegistered: e.ReaderRegistered(0), e.ReaderLost: e.ReaderLost(0),
     e.SplitRequested: e.SplitRequested(0), e.SplitFinished: e.SplitFinished(0, "a"),
     e.CheckpointTriggered: e.CheckpointTriggered(1), e.ReaderSnapshotted: e.ReaderSnapshotted(0, 1, {}),
     e.CheckpointCompleted: e.CheckpointCompleted(1), e.CheckpointAborted: e.CheckpointAborted(1),
@@ -395,7 +396,7 @@ def test_a_bounded_source_without_splits_finishes():
 def test_a_restored_source_that_had_finished_finishes_again():
     """FLINK-31006"""
     driver = Driver(checkpoint_of(finished("a", 9), exhausted=True))
-    assert driver.commands == [e.SourceFinished()]
+    assert driver.commands == [e.ReportFinished((split("a", 9, 9),)), e.SourceFinished()]
     assert driver.register(0, 1) == [e.NoMoreSplits(0), e.NoMoreSplits(1)]
 
 

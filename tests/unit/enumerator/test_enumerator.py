@@ -49,7 +49,9 @@ def reachable(start: Discovery) -> set[Discovery]:
 
 def test_no_way_leads_from_restored_to_initialising():
     """Beam #31313, #34890: the reason for this package."""
-    assert reachable(Discovery.RESTORED) == {Discovery.RESTORED, Discovery.DISCOVERING, Discovery.IDLE, Discovery.EXHAUSTED}
+    later = {Discovery.DISCOVERING, Discovery.IDLE, Discovery.BEHIND, Discovery.EXHAUSTED}
+    for restored in (Discovery.RESTORED, Discovery.AT_CURSOR):
+        assert reachable(restored) == {restored, *later}
     assert Discovery.INITIALISING not in reachable(Discovery.EXHAUSTED)
 
 
@@ -67,7 +69,9 @@ def test_every_other_step_of_discovery_is_refused_and_changes_nothing(assignment
     act = {
         Trigger.START: enumerator.start, Trigger.ANSWER: lambda: enumerator.discovered(DiscoveryResult([split("a")])),
         Trigger.LAST_ANSWER: lambda: enumerator.discovered(DiscoveryResult([split("a")], complete=True)),
-        Trigger.DUE: enumerator.discovery_due, Trigger.FAILURE: lambda: enumerator._move(Trigger.FAILURE),
+        Trigger.ANSWER_WITH_MORE: lambda: enumerator.discovered(DiscoveryResult([split("a")], cursor={}, more=True)),
+        Trigger.DUE: enumerator.discovery_due, Trigger.CAPACITY: lambda: enumerator._move(Trigger.CAPACITY),
+        Trigger.FAILURE: lambda: enumerator._move(Trigger.FAILURE),
     }[trigger]  # fmt: skip
     with pytest.raises(ProtocolViolationError, match=state.name):
         act()
