@@ -98,6 +98,11 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         """True when no split will ever be added."""
         return self._discovery is Discovery.EXHAUSTED
 
+    @property
+    def is_behind(self) -> bool:
+        """True when there may be more to find now: the next round is what `continued` gives."""
+        return self._discovery is Discovery.BEHIND
+
     def start(self) -> list[Command[SplitT]]:
         """The runner is ready."""
         self._move(Trigger.START)
@@ -145,7 +150,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
 
         So neither the ledger nor a checkpoint grows with what there is to read.
         """
-        if self._discovery is not Discovery.BEHIND or self.ledger.unfinished >= ev.SPLITS_AT_ONCE:
+        if not self.is_behind or self.ledger.unfinished >= ev.SPLITS_AT_ONCE:
             return []
         self._move(Trigger.CAPACITY)
         return self._discover()

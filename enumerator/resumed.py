@@ -8,9 +8,17 @@ from dataclasses import replace
 from typing import Generic
 
 from headrace.enumerator.checkpoint import Checkpoint
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import StateError, UsageError
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.source import Boundedness, DiscoveryResult, LogSource, Source, SplitDiscovery
+from headrace.enumerator.source import (
+    Boundedness,
+    DiscoveryResult,
+    IncrementalDiscovery,
+    JsonObject,
+    LogSource,
+    Source,
+    SplitDiscovery,
+)
 from headrace.enumerator.split import OffsetSplitT, SplitT
 
 
@@ -65,6 +73,45 @@ class ResumedLogDiscovery(ResumedDiscovery[OffsetSplitT]):
         return DiscoveryResult(added, found.missing, complete=True)
 
 
+class ResumedIncrementalDiscovery(IncrementalDiscovery[SplitT]):
+    """The same of an incremental discovery: it continues behind the checkpoint's cursor."""
+
+    def __init__(self, source: Source[SplitT], checkpoint: Checkpoint[SplitT]) -> None:
+        """Raises StateError if the source has another kind of discovery."""
+        discovery = source.create_discovery()
+        if not isinstance(discovery, IncrementalDiscovery):
+            raise StateError(
+                f"source {source.name!r} cannot start there: it does not continue at the cursor {checkpoint.cursor}"
+            )
+        self._source, self._checkpoint, self._discovery = source, checkpoint, discovery
+
+    def after(self, cursor: JsonObject | None, limit: int) -> DiscoveryResult[SplitT]:
+        """First what the checkpoint has. Its finished splits may not be reported to the source yet, so that is done here."""
+        if cursor is not None:
+            return self._discovery.after(cursor, limit)
+        finished = [state.split for state in self._checkpoint.splits if state.finished]
+        if finished:
+            self._source.splits_finished(finished)
+        left = [state.split for state in self._checkpoint.splits if not state.finished]
+        is_over = _is_over(self._source, self._checkpoint)
+        return DiscoveryResult(left, complete=is_over, cursor=self._checkpoint.cursor, more=not is_over)
+
+    def close(self) -> None:
+        self._discovery.close()
+
+
+def resumed_discovery(source: Source[SplitT], checkpoint: Checkpoint[SplitT]) -> SplitDiscovery[SplitT]:
+    """The source's discovery for an engine that starts where this checkpoint is. Raises StateError for one of another kind."""
+    if checkpoint.cursor is not None:
+        return ResumedIncrementalDiscovery(source, checkpoint)
+    return ResumedLogDiscovery(source, checkpoint) if isinstance(source, LogSource) else ResumedDiscovery(source, checkpoint)
+
+
+def _is_over(source: Source[SplitT], positions: Checkpoint[SplitT]) -> bool:
+    """A source without an end continues at the cursor where one with an end had come to it."""
+    return positions.exhausted and source.boundedness is Boundedness.BOUNDED
+
+
 def resumed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
     """Where a run of this source starts with these positions: a log ends where the source says, and not where that job ended.
 
@@ -72,6 +119,8 @@ def resumed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint
     discovery raises, and what it reports about splits that are missing.
     """
     positions = selected(source, positions)
+    if positions.cursor is not None:
+        return replace(positions, exhausted=_is_over(source, positions))
     if not isinstance(source, LogSource):
         return positions
     with closing(ResumedLogDiscovery(source, positions)) as discovery:

@@ -76,6 +76,21 @@ class PositionPublisher(Generic[SplitT]):
         return True
 
 
+def report_finished(source: Source[SplitT], splits: Sequence[SplitT], failures: FailureLog) -> bool:
+    """Call `splits_finished`; False if that has failed for now. Raises what is not transient."""
+    try:
+        source.splits_finished(splits)
+    except Exception as error:
+        if not can_pass(error):
+            raise
+        level = logging.WARNING if failures.failed() else logging.DEBUG
+        log.log(level, "that %d splits of %s are finished is reported to it later: %s", len(splits), source.name, error)
+        return False
+    if failures.worked():
+        log.warning("finished splits of %s are reported to it again", source.name)
+    return True
+
+
 class SourceDriver(Generic[SplitT]):
     """Carries out the commands that concern the source. One thread at a time may call `perform` with a discovery command."""
 
@@ -112,7 +127,8 @@ class SourceDriver(Generic[SplitT]):
             case ev.PublishPositions(splits):
                 self.publisher.publish(splits)
             case ev.ReportFinished(splits):
-                return self._report_finished(splits)
+                is_done = report_finished(self._source, splits, self._finishing_failures)
+                return ev.FinishedReported(frozenset(split.split_id for split in splits), is_done)
         return None
 
     def confirm_gone(self, splits: Sequence[SplitT]) -> frozenset[str]:
@@ -131,20 +147,6 @@ class SourceDriver(Generic[SplitT]):
         if findings.cursor is None:
             raise ProtocolViolationError(f"{type(discovery).__name__} of source {name} has found splits, and gives no cursor")
         return findings
-
-    def _report_finished(self, splits: Sequence[SplitT]) -> ev.FinishedReported:
-        split_ids = frozenset(split.split_id for split in splits)
-        try:
-            self._source.splits_finished(splits)
-        except Exception as error:
-            if not can_pass(error):
-                raise
-            level = logging.WARNING if self._finishing_failures.failed() else logging.DEBUG
-            log.log(level, "%d finished splits of %s are reported to it later: %s", len(splits), self._source.name, error)
-            return ev.FinishedReported(split_ids, is_done=False)
-        if self._finishing_failures.worked():
-            log.warning("finished splits of %s are reported to it again", self._source.name)
-        return ev.FinishedReported(split_ids, is_done=True)
 
     def _discover(self, find: Callable[[], DiscoveryResult[SplitT]]) -> ev.SplitsDiscovered[SplitT] | ev.DiscoveryFailed:
         try:

@@ -17,10 +17,10 @@ from apache_beam.utils.timestamp import Timestamp
 
 from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint
-from headrace.enumerator.enumerator import EagerEnumerator, SplitEnumerator, create_enumerator, restore_enumerator
+from headrace.enumerator.enumerator import EagerEnumerator, SplitEnumerator, create_enumerator, has_pieces, restore_enumerator
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.resumed import ResumedDiscovery, ResumedLogDiscovery
-from headrace.enumerator.source import Boundedness, LogSource, Source, SplitDiscovery
+from headrace.enumerator.resumed import resumed_discovery
+from headrace.enumerator.source import Boundedness, Source, SplitDiscovery
 from headrace.enumerator.source_driver import SourceDriver
 from headrace.enumerator.split import SplitT
 from headrace.runners.beam import worker as workers
@@ -33,6 +33,9 @@ from headrace.runners.beam.split_restriction import EncodedTracker, Enumerated, 
 
 log = logging.getLogger(__name__)
 
+PIECES = 8
+"""About this many finite splits make an element, if there are more of them than readers."""
+
 WAKE_S = 5.0
 """At most so long, in seconds, until a process that has taken the enumeration over by a restore looks for splits."""
 
@@ -41,12 +44,14 @@ WAKE_S = 5.0
 class Look(Generic[SplitT]):
     """What one look has found: the ledger as it is now, the splits that are new in it, those that are newly missing.
 
-    `failure`: why it is not complete, and is to be repeated.
+    The ledger of an incremental discovery is its cursor alone: the splits before it are with the readers. `more`: there may be
+    more behind it now. `failure`: why it is not complete, and is to be repeated.
     """
 
     checkpoint: Checkpoint[SplitT]
     added: Sequence[SplitT]
     missing: Sequence[SplitT]
+    more: bool = False
     failure: Exception | None = None
 
 
@@ -68,7 +73,7 @@ def look(enumeration: Enumeration[SplitT], driver: SourceDriver[SplitT]) -> Look
     known = {entry.durable.split_id for entry in enumerator.ledger}
     missing: list[SplitT] = []
     failure: Exception | None = None
-    for command in enumerator.start():
+    for command in (*enumerator.start(), *enumerator.continued()):
         for answer in _discover(command, enumerator, driver):
             match answer:
                 case ev.Fail(error):
@@ -78,22 +83,22 @@ def look(enumeration: Enumeration[SplitT], driver: SourceDriver[SplitT]) -> Look
                     failure = error
                 case ev.ReportMissing(splits):
                     missing += splits
-    states = tuple(SplitState(entry.durable, finished=False) for entry in enumerator.ledger)
-    added = [state.split for state in states if state.split.split_id not in known]
-    return Look(Checkpoint(looks, states, enumerator.exhausted), added, missing, failure)
+    added = [entry.durable for entry in enumerator.ledger if entry.durable.split_id not in known]
+    handed = enumerator.ledger if enumerator.cursor is None else ()
+    states = tuple(SplitState(entry.durable, finished=False) for entry in handed)
+    ledger = Checkpoint(looks, states, enumerator.exhausted, enumerator.cursor)
+    return Look(ledger, added, missing, enumerator.is_behind, failure)
 
 
 def beginning(source: Source[SplitT], start_at: Checkpoint[SplitT] | None) -> SplitDiscovery[SplitT]:
     """The source's discovery, whose initial answer is that of the source, or where a checkpoint of another job is."""
-    if start_at is None:
-        return source.create_discovery()
-    return ResumedLogDiscovery(source, start_at) if isinstance(source, LogSource) else ResumedDiscovery(source, start_at)
+    return source.create_discovery() if start_at is None else resumed_discovery(source, start_at)
 
 
 def _discover(
     command: ev.Command[SplitT], enumerator: SplitEnumerator[SplitT], driver: SourceDriver[SplitT]
 ) -> list[ev.Command[SplitT]]:
-    if not isinstance(command, ev.DiscoverInitial | ev.DiscoverLater):
+    if not isinstance(command, ev.DiscoverInitial | ev.DiscoverLater | ev.DiscoverAfter):
         return []
     match driver.perform(command):
         case ev.SplitsDiscovered(findings):
@@ -179,7 +184,7 @@ class EnumerateBounded(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvide
             self._worker.report_missing(self._source, found.missing)
             if not tracker.try_claim(self._without_gone(found)):
                 return
-            self._worker.last_look = workers.LastPoll(found.checkpoint.checkpoint_id, time.monotonic())
+            self._worker.last_look = workers.LastPoll(found.checkpoint.checkpoint_id, time.monotonic(), found.more)
             for work in self._dealt(found):
                 # the first splits hold the watermark back until they are read; those found later cannot
                 time_of_split = watermark.current_watermark()
@@ -200,8 +205,11 @@ class EnumerateBounded(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvide
         return replace(found.checkpoint, splits=left)
 
     def _dealt(self, found: Look[Any]) -> Iterator[Element]:
-        known = len(found.checkpoint.splits) - len(found.added)
-        for number, restriction in enumerate(deal(found.added, self._readers)):
+        known = max(0, len(found.checkpoint.splits) - len(found.added))
+        elements = self._readers
+        if has_pieces(self._source):  # few in each: a runner is slowed down by elements that no reader takes
+            elements = max(elements, len(found.added) // PIECES)
+        for number, restriction in enumerate(deal(found.added, elements)):
             work = self._restrictions.encode(restriction)
             yield Element(work if self._subtasks is None else placed(work, known + number, self._subtasks))
 
@@ -212,11 +220,13 @@ class EnumerateBounded(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvide
             log.warning("the job continues from its own state; its savepoint of headrace run is not looked at")
         if last is None or not isinstance(enumeration, Enumerated) or enumeration.checkpoint.checkpoint_id != last.number:
             return True
-        wait_s = self._wait_s
+        wait_s = 0.0 if last.more else self._wait_s
         return wait_s is not None and now_s - last.at_s >= wait_s
 
     def _pause_s(self, now_s: float) -> float:
         last, wait_s = self._worker.last_look, self._wait_s
+        if last is not None and last.more:
+            return 0.0
         if last is None or wait_s is None:
             return WAKE_S
         return min(WAKE_S, max(0.0, last.at_s + wait_s - now_s))

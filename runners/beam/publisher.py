@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Generic
 
 from headrace.enumerator.source import Source
-from headrace.enumerator.source_driver import PositionPublisher
+from headrace.enumerator.source_driver import PositionPublisher, report_finished
 from headrace.enumerator.split import SplitT
 from headrace.runners.beam.publication import FinalizationToken, Publication
 from headrace.runners.beam.reader_restriction import Published, ReaderRestriction
@@ -25,6 +25,7 @@ class Publisher(Generic[SplitT]):
     """Of one DoFn instance. `note` is called at the end of each call, by its thread; what it registers in any thread."""
 
     def __init__(self, source: Source[SplitT], worker: Worker[SplitT], timeout_s: float) -> None:
+        self._source = source
         self._positions = PositionPublisher(source, worker.publish_failures)
         self._worker = worker
         self._timeout_s = timeout_s
@@ -37,8 +38,11 @@ class Publisher(Generic[SplitT]):
             token = publication.register(start, stands.get(start.split_id, start))
             if token is not None:
                 tokens.append((publication, token))
+        ended = [last for last in started.unpublished if self._worker.publication(last.split_id).settled(last)]
+        if ended and not report_finished(self._source, ended, self._worker.finishing_failures):
+            ended = []  # a later call is another try
         for last in started.unpublished:
-            if self._worker.publication(last.split_id).settled(last) or self._given_up(last):
+            if last in ended or self._given_up(last):
                 tracker.try_claim(Published(last.split_id))
         if tokens:
             finalizer.register(partial(self._finalised, tokens))

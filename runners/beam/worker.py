@@ -175,10 +175,14 @@ class Ends(Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class LastPoll:
-    """The last look for splits of this process: its number in the lifetime of the job, and its time, in monotonic seconds."""
+    """The last look for splits of this process: its number in the lifetime of the job, and its time, in monotonic seconds.
+
+    `more`: it has not found all there was.
+    """
 
     number: int
     at_s: float
+    more: bool = False
 
 
 @dataclass(eq=False)
@@ -197,6 +201,7 @@ class Worker(Generic[SplitT]):
     pauses: DiscoveryPauses = field(default_factory=DiscoveryPauses)
     discovery_failures: FailureLog = field(default_factory=FailureLog)
     publish_failures: FailureLog = field(default_factory=FailureLog)
+    finishing_failures: FailureLog = field(default_factory=FailureLog)
     finalised_s: float = field(default_factory=time.monotonic)
     ended_s: dict[str, float] = field(default_factory=dict)
     users: int = 0

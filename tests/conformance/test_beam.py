@@ -12,7 +12,7 @@ from headrace.testing.memory import MemorySource
 from tests.helpers.beam_rig import BeamRun
 
 from .test_kafka import PartitionPerSplit
-from .test_memory import MemoryContext
+from .test_memory import MemoryContext, PiecesContext
 
 
 class Opaque(Source[Any]):
@@ -40,12 +40,13 @@ class Opaque(Source[Any]):
 
 
 class WithTheNextCheckpoint(BeamRun):
-    """What a checkpoint holds is published with the next one, which proves it durable."""
+    """What a checkpoint holds is published with the next one, which proves it durable. Then what has ended is reported."""
 
     def checkpoint(self) -> bytes:
         data = super().checkpoint()
         self.calls()
         super().checkpoint()
+        self.calls()
         return data
 
 
@@ -59,10 +60,19 @@ class OnBeam(SourceConformance):
         self.run = WithTheNextCheckpoint
         super().test_positions_are_published_when_durable(external)
 
+    def test_finished_splits_are_reported_when_that_is_durable(self, external: ExternalContext) -> None:
+        self.run = WithTheNextCheckpoint
+        super().test_finished_splits_are_reported_when_that_is_durable(external)
+
 
 class TestLogOfOffsets(OnBeam):
     def create_external_context(self) -> MemoryContext:
         return MemoryContext()
+
+
+class TestPieces(OnBeam):
+    def create_external_context(self) -> PiecesContext:
+        return PiecesContext()
 
 
 class OpaqueContext(MemoryContext):

@@ -4,6 +4,7 @@ The output is a topic with the batches as they were delivered. A checkpoint is a
 with it, so it may be restored more than once, as no checkpoint of a run can. Of a bounded source it is a copy of the folder.
 """
 
+import json
 import os
 import pickle
 import shutil
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +27,13 @@ from headrace.enumerator import Boundedness, Source
 from headrace.enumerator.errors import RetriableError, StateError
 from headrace.kafka import KafkaSource
 from headrace.runners.local.savepoints import take_savepoint
+from headrace.runners.local.storage.folder import write_whole
 from headrace.runners.local.storage.places import run_files
-from headrace.testing import FakeKafka, Run, SourceConformance
+from headrace.testing import ExternalContext, FakeKafka, MemoryLog, MemoryPieces, Run, SourceConformance
 from tests.helpers.python_path import python_path
 
 from .test_kafka import PartitionPerSplit, TopicPerSplit
+from .test_memory import PiecesContext
 
 DISCOVERY_S = 0.1
 TIMEOUT_S = 60.0
@@ -58,11 +62,11 @@ def whole(batch: pa.RecordBatch) -> pa.RecordBatch:
 class ProcessRun(Run):
     """The processes stand still but in `step`. What is visible then is what the newest checkpoint has committed."""
 
-    def __init__(self, source: KafkaSource, kafka: FakeKafka, checkpoint: bytes | None, parallelism: int) -> None:
+    def __init__(self, source: Source[Any], kafka: FakeKafka, checkpoint: bytes | None, parallelism: int) -> None:
         self._kafka, self._topic = kafka, f"out-{uuid.uuid4().hex}"
         kafka.create_topic(self._topic)
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-kit-"))
-        job = (replace(source, discovery_interval_s=DISCOVERY_S), kafka.bootstrap, self._topic)
+        job = (source, kafka.bootstrap, self._topic)
         (self._folder / "job.pickle").write_bytes(pickle.dumps(job))
         (self._folder / "job.py").write_text(JOB)
         options = ["--workers", str(parallelism), "--checkpoints", str(self._folder / "checkpoints")]
@@ -79,7 +83,7 @@ class ProcessRun(Run):
             )  # fmt: skip
         self._until(self._is_settled)
 
-    def _restored(self, savepoint: bytes, files: dict[str, bytes], source: KafkaSource) -> list[str]:
+    def _restored(self, savepoint: bytes, files: dict[str, bytes], source: Source[Any]) -> list[str]:
         """The options. With a savepoint a bounded source ends where it is to end now, not where the first run ended."""
         if source.boundedness is Boundedness.UNBOUNDED:
             (self._folder / "savepoint.json").write_bytes(savepoint)
@@ -179,11 +183,12 @@ class OnRun(SourceConformance):
     def reach(self, fake_kafka: FakeKafka) -> None:
         self.kafka = fake_kafka
 
-    def create_external_context(self) -> PartitionPerSplit | TopicPerSplit:
+    def create_external_context(self) -> ExternalContext:
         return self.context(self.kafka.bootstrap)
 
     def create_run(self, source: Source[Any], *, checkpoint: bytes | None, parallelism: int) -> Run:
-        assert isinstance(source, KafkaSource)
+        if isinstance(source, KafkaSource):
+            source = replace(source, discovery_interval_s=DISCOVERY_S)
         return ProcessRun(source, self.kafka, checkpoint, parallelism)
 
 
@@ -197,3 +202,51 @@ class TestOneTopic(OnRun):
 @pytest.mark.timeout(300)
 class TestTopicsOfAPattern(OnRun):
     context = TopicPerSplit
+
+
+class StoredLog(MemoryLog):
+    """In a file, which the processes of a run read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoredLog, (self._path,)
+
+    def create(self, split_id: str, values: Iterable[str] = ()) -> None:
+        super().create(split_id, values)
+        write_whole(self._path, json.dumps(self._values).encode())
+
+    def _read(self) -> None:
+        self._values = json.loads(self._path.read_bytes()) if self._path.exists() else {}
+
+    def split_ids(self) -> list[str]:
+        self._read()
+        return super().split_ids()
+
+    def read(self, split_id: str, start: int, stop: int) -> list[str]:
+        self._read()
+        return super().read(split_id, start, stop)
+
+
+class StoredPieces(PiecesContext):
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        self.log = StoredLog(Path(self._folder.name) / "log.json")
+
+    def create_source(self, boundedness: Boundedness) -> MemoryPieces:
+        source = super().create_source(boundedness)
+        source.discovery_interval_s = DISCOVERY_S
+        return source
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+class TestPieces(OnRun):
+    def create_external_context(self) -> StoredPieces:
+        return StoredPieces()

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.enumerator.enumerator import create_enumerator
 from headrace.enumerator.errors import ProtocolViolationError, RunFailedError
-from headrace.enumerator.events import DiscoverInitial, PublishPositions, SplitsDiscovered
+from headrace.enumerator.events import DiscoverInitial, PublishPositions, ReportFinished, SplitsDiscovered
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import DiscoveryResult
 from headrace.runners.local.balanced import BalancedEnumerator
@@ -281,7 +281,9 @@ def test_the_end_of_the_source_is_stored_and_committed_before_the_run_ends():
     run.handle(snapshot(5, assigned[5], 8, 3, finished=True))
     assert only(CommitCheckpoint, run.handle(snapshot(6, assigned[6], 8, 3, ["h"], finished=True)))
     run.handle(CheckpointStored(8))
-    assert run.handle(CheckpointCommitted(8))[1:] == [StopWorker(5), StopWorker(6), EndRun(finished=True)]
+    positions, ended, *commands = run.handle(CheckpointCommitted(8))
+    assert (type(positions), type(ended)) == (PublishPositions, ReportFinished)
+    assert commands == [StopWorker(5), StopWorker(6), EndRun(finished=True)]
 
 
 def test_a_stop_takes_a_last_checkpoint():
