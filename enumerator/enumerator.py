@@ -48,6 +48,7 @@ class Trigger(Enum):
     ANSWER_WITH_MORE = auto()  # an answer that says there is more now
     FAILURE = auto()
     DUE = auto()
+    DUE_AT_CURSOR = auto()  # the same of an incremental discovery
     CAPACITY = auto()  # few splits are unfinished
 
 
@@ -63,6 +64,7 @@ DISCOVERY_TRANSITIONS: Mapping[tuple[Discovery, Trigger], Discovery] = {
     (Discovery.DISCOVERING, Trigger.ANSWER_WITH_MORE): Discovery.BEHIND,
     (Discovery.DISCOVERING, Trigger.FAILURE): Discovery.IDLE,
     (Discovery.IDLE, Trigger.DUE): Discovery.DISCOVERING,
+    (Discovery.IDLE, Trigger.DUE_AT_CURSOR): Discovery.BEHIND,
     (Discovery.AT_CURSOR, Trigger.START): Discovery.BEHIND,
     (Discovery.BEHIND, Trigger.CAPACITY): Discovery.DISCOVERING,
     (Discovery.EXHAUSTED, Trigger.START): Discovery.EXHAUSTED,
@@ -110,7 +112,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
 
     def discovery_due(self) -> list[Command[SplitT]]:
         """The scheduled time has come."""
-        self._move(Trigger.DUE)
+        self._move(Trigger.DUE if self.cursor is None else Trigger.DUE_AT_CURSOR)
         return self._discover()
 
     def discovered(self, findings: DiscoveryResult[SplitT]) -> list[Command[SplitT]]:

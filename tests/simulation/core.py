@@ -8,6 +8,7 @@ every split, exactly the records between the split's last committed position and
 """
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,8 @@ Record = tuple[str, int]
 class ExternalState:
     """The external system: splits of offsets, some of them gaps that hold no record (I3)."""
 
+    most = SPLITS_AT_MOST
+
     def __init__(self, *, bounded: bool, latest: bool) -> None:
         self.bounded = bounded
         self.latest = latest  # where a fresh job starts
@@ -41,7 +44,7 @@ class ExternalState:
         self.deleted: set[str] = set()
 
     def create(self, size: int) -> None:
-        if len(self.ends) < SPLITS_AT_MOST and not self.closed:
+        if len(self.ends) < self.most and not self.closed:
             self.ends[f"s{len(self.ends)}"] = size
 
     def is_record(self, split_id: str, offset: int) -> bool:
@@ -96,8 +99,11 @@ class Slot:
 class Simulation:
     """One history. Every action is possible at any time; one that makes no sense just now does nothing."""
 
+    source = ExternalState
+    assignments: Sequence[Any] = ASSIGNMENTS
+
     def __init__(self, bounded: int, latest: int, first_splits: int) -> None:
-        self.external_state = ExternalState(bounded=bounded % 2 == 1, latest=latest % 3 == 0)
+        self.external_state = self.source(bounded=bounded % 2 == 1, latest=latest % 3 == 0)
         for number in range(first_splits % SPLITS_AT_MOST):
             self.external_state.create(number * 3)
         self.serializer = CheckpointSerializer("simulated", MemorySplitSerializer())
@@ -124,7 +130,7 @@ class Simulation:
         self.persisting: Checkpoint[MemorySplit] | None = None
         self.persisting_bytes = b""
         self.answered: dict[int, dict[int, DriverId]] = {}
-        kind = ASSIGNMENTS[assignment % len(ASSIGNMENTS)]
+        kind = self.assignments[assignment % len(self.assignments)]
         if self.durable is None:
             self.done = {}
             enumerator = enumeration.create_enumerator(kind, parallelism=parallelism, discovery_interval_s=1.0)
@@ -190,7 +196,7 @@ class Simulation:
         self.discovery.append(self.external_state.find(known))
 
     def fail_discovery(self) -> None:
-        if self.asked and isinstance(self.asked[-1], e.DiscoverLater):
+        if self.asked and not isinstance(self.asked[-1], e.DiscoverInitial):
             self.asked.pop()
             self.discovery.append(TimeoutError("simulated"))
 

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.simulation import checkpoints
-from tests.simulation.bugs import commits, core, fetches, lease, run, spark, standby
+from tests.simulation.bugs import commits, core, fetches, lease, pieces, run, spark, standby
 from tests.simulation.bugs.injecting import Injected
 from tests.simulation.commit import COMMITS
 from tests.simulation.core import CORE
 from tests.simulation.fetch import FETCH
 from tests.simulation.lease import HOSTS
+from tests.simulation.pieces import PIECES
 from tests.simulation.run import OUTPUTS, RUN
 from tests.simulation.search import Adversary
 from tests.simulation.spark import SPARK
@@ -33,6 +34,10 @@ SIMULATIONS = (
         "restore": 900, "rewind": 135, "completed": 1800, "aborted": 135, "aborted, yet durable": 13, "declined": 450,
         "reader lost": 900, "lost while persisting": 225, "crash in RUNNING": 450, "crash in COLLECTING": 45,
         "crash in PERSISTING": 45, "ReportMissing": 135, "SplitsGone": 20, "ReportDiscoveryFailure": 22,
+    }),
+    Searched(PIECES, 500, pieces.INJECTED, {
+        "restore": 900, "rewind": 135, "completed": 1800, "aborted, yet durable": 13, "reader lost": 900, "more": 700,
+        "lost while persisting": 225, "reported": 1500, "not reported": 40, "reported again": 200, "ReportDiscoveryFailure": 15,
     }),
     Searched(COMMITS, 500, commits.ALL, {
         "commit completed": 1050, "restart": 700, "Copy": 35, "fenced": 25, "fenced, and asks again": 60, "superseded": 40,

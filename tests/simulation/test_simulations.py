@@ -15,6 +15,7 @@ from tests.simulation.bugs import core
 from tests.simulation.commit import COMMITS
 from tests.simulation.core import CORE
 from tests.simulation.measure import TABLE
+from tests.simulation.pieces import PIECES
 from tests.simulation.search import BrokenScheduleError, as_test, shortened
 from tests.simulation.simulations import SIMULATIONS
 
@@ -85,9 +86,9 @@ def test_a_injected_bug_is_found(simulation, bug):
 
 
 def test_every_arrow_of_the_tables_is_followed(played):
-    _, followed, moves = played(simulation_of(CORE))
-    assert arrows(CHECKPOINT_TRANSITIONS) - followed == NEWS_COMES_LATE
-    assert moves == set(DISCOVERY_TRANSITIONS)
+    (_, followed, moves), (_, with_pieces, with_cursor) = (played(simulation_of(each)) for each in (CORE, PIECES))
+    assert arrows(CHECKPOINT_TRANSITIONS) - followed - with_pieces == NEWS_COMES_LATE
+    assert moves | with_cursor == set(DISCOVERY_TRANSITIONS)
     _, followed, _ = played(simulation_of(COMMITS))
     assert arrows(COMMIT_TRANSITIONS) - followed == {(CommitPhase.COMPLETING, Recorded, phase) for phase in _NEXT}
 

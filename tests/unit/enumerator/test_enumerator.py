@@ -71,6 +71,7 @@ def test_every_other_step_of_discovery_is_refused_and_changes_nothing(assignment
         Trigger.LAST_ANSWER: lambda: enumerator.discovered(DiscoveryResult([split("a")], complete=True)),
         Trigger.ANSWER_WITH_MORE: lambda: enumerator.discovered(DiscoveryResult([split("a")], cursor={}, more=True)),
         Trigger.DUE: enumerator.discovery_due, Trigger.CAPACITY: lambda: enumerator._move(Trigger.CAPACITY),
+        Trigger.DUE_AT_CURSOR: lambda: enumerator._move(Trigger.DUE_AT_CURSOR),
         Trigger.FAILURE: lambda: enumerator._move(Trigger.FAILURE),
     }[trigger]  # fmt: skip
     with pytest.raises(ProtocolViolationError, match=state.name):
