@@ -152,7 +152,7 @@ class ProcessRun(Run):
     def _is_settled(self) -> bool:
         try:
             self.checkpoint()
-        except (RetriableError, StateError):
+        except (RetriableError, StateError, FileNotFoundError):  # a process that does not stand yet has removed one
             return False
         return True
 

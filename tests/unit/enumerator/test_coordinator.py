@@ -418,3 +418,60 @@ def test_every_split_is_in_one_place_all_along():
     assert [entry.place for entry in driver.ledger] == [Assigned(0), Assigned(1), Assigned(0)]
     driver.send(e.ReaderLost(0))
     assert [entry.place for entry in driver.ledger] == [UNASSIGNED, Assigned(1), UNASSIGNED]
+
+
+# --- splits that are read to their end ---------------------------------------------------------------------------------
+def pieces_job() -> Driver:
+    """A source of pieces p1 and p2, of which p1 is finished in a checkpoint that is being persisted."""
+    driver = Driver(parallelism=1)
+    found = DiscoveryResult([split("p1", 0, 1), split("p2", 0, 1)], cursor={"at": 2})
+    driver.send(e.SplitsDiscovered(found), e.ReaderRegistered(0), e.SplitFinished(0, "p1"))
+    driver.checkpoint(1, r0=[finished("p1", 1), reading("p2", 0, 1)])
+    return driver
+
+
+def test_a_finished_split_is_reported_once_that_is_durable_and_again_by_each_restored_job():
+    driver = pieces_job()
+    assert only(driver.commands, e.ReportFinished) == []
+    report = e.ReportFinished((split("p1", 1, 1),))
+    assert only(driver.send(e.CheckpointCompleted(1)), e.ReportFinished) == [report]
+    stored = driver.checkpoint(2, r0=[reading("p2", 0, 1)])
+    assert (stored.cursor, finished("p1", 1) in stored.splits) == ({"at": 2}, True), "the source may not know yet"
+    assert only(driver.send(e.CheckpointCompleted(2)), e.ReportFinished) == [], "it is being reported"
+    assert only(Driver(stored).commands, e.ReportFinished) == [report]
+
+
+def test_a_report_that_fails_for_now_is_made_with_the_next_checkpoint():
+    driver = pieces_job()
+    driver.send(e.CheckpointCompleted(1))
+    assert driver.send(e.FinishedReported(frozenset({"p1"}), is_done=False)) == []
+    driver.checkpoint(2, r0=[reading("p2", 0, 1)])
+    assert only(driver.send(e.CheckpointCompleted(2)), e.ReportFinished) == [e.ReportFinished((split("p1", 1, 1),))]
+
+
+def test_a_split_found_by_a_cursor_is_forgotten_once_it_is_reported_and_late_reports_of_it_are_harmless():
+    driver = pieces_job()
+    driver.send(e.CheckpointCompleted(1), e.CheckpointTriggered(2))
+    late = driver.snapshot(0, 2, finished("p1", 1), reading("p2", 0, 1))
+    driver.send(e.FinishedReported(frozenset({"p1"}), is_done=True))
+    assert [entry.durable.split_id for entry in driver.ledger] == ["p2"]
+    assert len(only(late, e.PersistCheckpoint)[0].checkpoint.splits) == 2
+    driver.send(e.CheckpointCompleted(2))
+    for number in (3, 4):  # the reader has missed the completion
+        stored = driver.checkpoint(number, r0=[finished("p1", 1), reading("p2", 0, 1)])
+        assert [state.split.split_id for state in stored.splits] == ["p2"]
+        assert only(driver.send(e.CheckpointCompleted(number)), e.ReportFinished) == []
+    driver.send(e.CheckpointTriggered(5))
+    with pytest.raises(ProtocolViolationError, match="splits it does not hold"):
+        driver.snapshot(0, 5, reading("p1", 0, 1), reading("p2", 0, 1))
+
+
+def test_other_finished_splits_are_reported_and_stay_as_discovery_would_find_them_again():
+    driver = reading_job()
+    driver.send(e.SplitFinished(1, "b"))
+    driver.checkpoint(1, r0=[reading("a", 4, 9), reading("c", 1, 9)], r1=[finished("b", 9)])
+    assert only(driver.send(e.CheckpointCompleted(1)), e.ReportFinished) == [e.ReportFinished((split("b", 9, 9),))]
+    driver.send(e.FinishedReported(frozenset({"b"}), is_done=True))
+    assert "b" in driver.ledger
+    driver.checkpoint(2, r0=[reading("a", 4, 9), reading("c", 1, 9)], r1=[])
+    assert only(driver.send(e.CheckpointCompleted(2)), e.ReportFinished) == []

@@ -5,7 +5,15 @@ from itertools import product
 
 import pytest
 
-from headrace.enumerator import DiscoveryResult, EagerEnumerator, LazyEnumerator, Ledger, create_enumerator, restore_enumerator
+from headrace.enumerator import (
+    DiscoveryResult,
+    EagerEnumerator,
+    LazyEnumerator,
+    Ledger,
+    SharingEnumerator,
+    create_enumerator,
+    restore_enumerator,
+)
 from headrace.enumerator import events as e
 from headrace.enumerator.enumerator import DISCOVERY_TRANSITIONS, Discovery, Trigger
 from headrace.enumerator.errors import PeerError, ProtocolViolationError, RetriableError, UsageError
@@ -407,3 +415,67 @@ def test_restoring_100_000_splits_and_looking_once_is_linear_in_the_splits():
     steps = steps_of_a_restore(100_000, readers=64)
     assert steps < 12 * 100_000
     assert steps < 11 * steps_of_a_restore(10_000, readers=64)
+
+
+# --- discovery by a cursor --------------------------------------------------------------------------------------------
+def pieces(*numbers: int) -> list[MemorySplit]:
+    return [split(f"p{number}", 0, 1) for number in numbers]
+
+
+def found(driver: Driver, *numbers: int, at: int, more: bool = False, **others) -> list:
+    return driver.send(e.SplitsDiscovered(DiscoveryResult(pieces(*numbers), cursor={"at": at}, more=more, **others)))
+
+
+def after(at: int) -> e.DiscoverAfter:
+    return e.DiscoverAfter({"at": at}, e.SPLITS_AT_ONCE)
+
+
+def test_while_there_is_more_the_next_look_comes_at_once_and_then_after_the_interval():
+    driver = Driver(discovery_interval_s=30.0)
+    assert found(driver, 1, at=1, more=True) == [after(1)]
+    assert found(driver, 2, at=2) == [e.ScheduleDiscovery(30.0)]
+    assert driver.send(e.DiscoveryDue()) == [after(2)]
+    assert found(driver, at=2, complete=True) == []
+
+
+@BOTH
+def test_no_look_is_made_while_many_splits_are_unfinished(assignment, monkeypatch):
+    monkeypatch.setattr(e, "SPLITS_AT_ONCE", 2)
+    driver = Driver(assignment=assignment, parallelism=1, discovery_interval_s=30.0)
+    driver.send(e.ReaderRegistered(0), e.SplitRequested(0))
+    assert only(found(driver, 1, 2, 3, at=3, more=True), e.DiscoverAfter) == []
+    driver.send(e.SplitFinished(0, "p1")), driver.send(e.SplitRequested(0))
+    assert only(driver.send(e.SplitFinished(0, "p2")), e.DiscoverAfter) == [after(3)]
+    found(driver, 4, at=4)
+    assert driver.send(e.DiscoveryDue()) == [], "nor when it is time"
+    driver.send(e.SplitRequested(0))
+    assert only(driver.send(e.SplitFinished(0, "p3")), e.DiscoverAfter) == [after(4)]
+
+
+def test_a_restored_enumerator_continues_at_the_cursor_once_there_is_capacity(monkeypatch):
+    monkeypatch.setattr(e, "SPLITS_AT_ONCE", 2)
+    assert Driver(checkpoint_of(reading("p1", 0, 1), cursor={"at": 1})).commands == [after(1)]
+    full = Driver(checkpoint_of(reading("p1", 0, 1), reading("p2", 0, 1), cursor={"at": 2}), parallelism=1)
+    assert full.commands == []
+    full.register(0)
+    assert full.send(e.SplitFinished(0, "p1")) == [after(2)]
+
+
+def test_what_is_inconclusive_does_not_hold_up_what_is_behind_the_cursor():
+    driver = Driver()
+    assert found(driver, 1, at=1, more=True, inconclusive=DISPUTE) == [e.ReportDiscoveryFailure(DISPUTE), after(1)]
+    assert driver.send(e.DiscoveryFailed(DISPUTE)) == [e.ReportDiscoveryFailure(DISPUTE), e.ScheduleDiscovery(2.0)]
+    assert driver.send(e.DiscoveryDue()) == [after(1)]
+
+
+# --- few at a time ----------------------------------------------------------------------------------------------------
+def test_each_reader_gets_a_few_splits_and_the_next_when_it_has_finished_one():
+    driver = Driver(assignment=SharingEnumerator)
+    driver.register(0, 1)
+    given = assigned(driver.discovered(*(split(f"p{number}", 0, 1) for number in range(20))))
+    assert {reader: len(splits) for reader, splits in given.items()} == {0: 4, 1: 4}
+    assert assigned(driver.send(e.SplitFinished(1, given[1][0].split_id))) == {1: [split("p8", 0, 1)]}
+    assert len(driver.ledger.held_by(1)) == 5, "what is finished counts no more"
+    again = driver.send(e.ReaderLost(1))
+    assert assigned(again) == {}, "the other has enough"
+    assert [len(splits) for splits in assigned(driver.register(1)).values()] == [4]

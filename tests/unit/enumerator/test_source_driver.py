@@ -15,10 +15,12 @@ from headrace.enumerator.errors import (
     DataLossError,
     DeadlineExceededError,
     HeadraceError,
+    ProtocolViolationError,
     RetriableError,
+    StateError,
 )
 from headrace.enumerator.pauses import DISCOVERY_RETRY_MAX_S, DISCOVERY_RETRY_S, DiscoveryPauses
-from headrace.enumerator.source import SplitDiscovery
+from headrace.enumerator.source import IncrementalDiscovery, SplitDiscovery
 from headrace.enumerator.source_driver import FailureLog, PositionPublisher, SourceDriver
 from headrace.testing.memory import MemorySplit
 
@@ -45,6 +47,9 @@ class ScriptedSource:
 
     def checkpoint_completed(self, splits):
         self._called("publish", splits)
+
+    def splits_finished(self, splits):
+        self._called("finished", splits)
 
     def _called(self, what, splits):
         self.calls.append((what, splits))
@@ -275,3 +280,45 @@ def test_positions_that_were_refused_for_good_stay_unpublished():
     assert driver.publisher.has_unpublished
     with pytest.raises(AuthenticationError):
         driver.publisher.publish_again()
+
+
+class ByCursor(IncrementalDiscovery[MemorySplit]):
+    def __init__(self, cursor):
+        self.cursor, self.asked = cursor, []
+
+    def after(self, cursor, limit):
+        self.asked.append((cursor, limit))
+        return DiscoveryResult([A], cursor=self.cursor)
+
+
+def test_an_incremental_discovery_is_asked_for_what_is_behind_a_cursor_the_first_time_behind_none():
+    driver = SourceDriver(ScriptedSource(), discovery := ByCursor({"at": 1}))
+    found = ev.SplitsDiscovered(DiscoveryResult([A], cursor={"at": 1}))
+    assert [driver.perform(each) for each in (ev.DiscoverInitial(), ev.DiscoverAfter({"at": 1}, 7))] == [found, found]
+    assert discovery.asked == [(None, ev.SPLITS_AT_ONCE), ({"at": 1}, 7)]
+
+
+@pytest.mark.parametrize(("discovery", "command", "error", "said"), [
+    (ByCursor(None), ev.DiscoverInitial(), ProtocolViolationError, "ByCursor of source scripted .* gives no cursor"),
+    (ByCursor({}), ev.DiscoverLater({}), ProtocolViolationError, "continues at a cursor"),
+    (ScriptedDiscovery(), ev.DiscoverAfter({"at": 1}, 7), StateError, "is of a scripted source that is read by a cursor"),
+])  # fmt: skip
+def test_a_discovery_of_the_other_kind_fails_and_says_so(discovery, command, error, said):
+    answer = SourceDriver(ScriptedSource(), discovery).perform(command)
+    assert isinstance(answer, ev.DiscoveryFailed)
+    with pytest.raises(error, match=said):
+        raise answer.error
+
+
+def test_finished_splits_are_reported_and_a_failure_that_can_pass_is_logged_once(caplog):
+    source = ScriptedSource(fails=[LOST, LOST, None, CorruptDataError("no")])
+    driver = SourceDriver(source, ScriptedDiscovery())
+    report = ev.ReportFinished((A, B))
+    answers = [driver.perform(report) for _ in range(3)]
+    assert answers == [ev.FinishedReported(frozenset("ab"), is_done) for is_done in (False, False, True)]
+    assert warnings(caplog) == [
+        "that 2 splits of scripted are finished is reported to it later: no leader",
+        "finished splits of scripted are reported to it again",
+    ]
+    with pytest.raises(CorruptDataError):
+        driver.perform(report)
