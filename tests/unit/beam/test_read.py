@@ -30,7 +30,7 @@ from headrace.runners.beam.flink_placement import Subtasks
 from headrace.runners.beam.read import as_dicts
 from headrace.runners.beam.reader_restriction import ReaderRestriction
 from headrace.runners.beam.split_restriction import Enumerated, Fresh
-from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryReader, MemorySource, MemorySplit
+from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryPieces, MemoryReader, MemorySource, MemorySplit
 from tests.helpers.beam_rig import BeamRun, Stage, on_direct
 
 BEGIN = Element(b"")
@@ -102,6 +102,39 @@ def test_a_look_emits_what_is_new_and_keeps_what_is_known():
     assert [split.split_id for split in first.added] == ["a", "b"]
     assert [split.split_id for split in second.added] == ["c"]
     assert [state.split.split_id for state in second.checkpoint.splits] == ["a", "b", "c"]
+
+
+def pieces_of(count: int) -> MemoryLog:
+    return log_of(**{f"p{number}": "x" for number in range(count)})
+
+
+def test_a_look_by_a_cursor_emits_what_is_behind_it_and_keeps_the_cursor_alone():
+    source = MemoryPieces(pieces_of(4), found_at_once=3)
+    driver = SourceDriver(source, source.create_discovery())
+    looks = [look(Fresh(), driver)]
+    for _ in range(2):
+        looks.append(look(Enumerated(looks[-1].checkpoint), driver))
+    assert [[split.split_id for split in each.added] for each in looks] == [["p0", "p1", "p2"], ["p3"], []]
+    assert [each.more for each in looks] == [True, False, False]
+    assert [(each.checkpoint.splits, each.checkpoint.cursor["found"]) for each in looks] == [((), 3), ((), 4), ((), 4)]
+
+
+def test_while_there_is_more_the_next_call_looks_at_once_whatever_the_interval(opened):
+    run = opened(BeamRun(MemoryPieces(pieces_of(4), found_at_once=3), None, discovery_interval_s=300.0))
+    assert len(run.job.reading) == 3
+    run.look_for_splits()
+    run.step(0)
+    run.look_for_splits()
+    run.step(0)
+    assert len(run.job.reading) == 4
+    assert len(run.job.enumerating[0].restriction) < 250
+
+
+def test_a_thousand_pieces_are_read_on_the_direct_runner():
+    log = pieces_of(1200)
+    with on_direct() as pipeline:
+        pieces = pipeline | ReadFromSource(MemoryPieces(log, bounded=True)) | beam.Map(lambda row: row["split"])
+        assert_that(pieces, equal_to(log.split_ids()))
 
 
 def test_a_later_look_that_fails_for_a_while_finds_nothing():

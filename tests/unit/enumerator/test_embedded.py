@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator
+from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator, Source
+from headrace.enumerator.events import SPLITS_AT_ONCE
 from headrace.errors import AuthenticationError, DataLossError, DeadlineExceededError, RetriableError, StateError, UsageError
-from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryReader, MemorySource
+from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryPieces, MemoryReader, MemorySource
 from tests.helpers.driving import log_of
 
 BOTH = pytest.mark.parametrize("assignment", [EagerEnumerator, LazyEnumerator])
@@ -401,3 +403,69 @@ def test_a_split_that_its_lost_reader_had_finished_is_read_again_by_the_next():
         assert not run.finished
         assert read(run) == "1"
         assert run.finished
+
+
+# --- pieces found by a cursor -------------------------------------------------------------------------------------------
+def pieces_of(count: int, **options: Any) -> MemoryPieces:
+    return MemoryPieces(log_of(**{f"p{number:04}": "x" for number in range(count)}), **options)
+
+
+def test_neither_memory_nor_checkpoint_grows_with_a_backlog():
+    source = pieces_of(4000, bounded=True)
+    with EmbeddedRun(source, clock=Clock(), parallelism=2) as run:
+        ledger, read, longest, largest = run.coordinator.enumerator.ledger, 0, 0, 0
+        while not run.finished:
+            read += run.poll(0.0) is not None
+            longest = max(longest, len(ledger))
+            if read % 200 == 0:
+                largest = max(largest, len(run.checkpoint()))
+                run.checkpoint_completed()
+        data = run.checkpoint()
+        run.checkpoint_completed()
+    assert (read, len(ledger), len(data) < 20_000) == (4000, 0, True)
+    assert longest < 2 * SPLITS_AT_ONCE + 201
+    assert largest < 100_000
+    assert sorted(source.finished) == source.log.split_ids()
+
+
+def test_each_reader_has_a_few_pieces_and_the_splits_of_a_log_are_all_assigned():
+    def held(source: Source[Any]) -> list[int]:
+        with EmbeddedRun(source, clock=Clock(), parallelism=2) as run:
+            return [run.coordinator.enumerator.ledger.load(reader) for reader in range(2)]
+
+    assert held(pieces_of(100)) == [4, 4]
+    assert held(MemorySource(pieces_of(100).log, bounded=True)) == [50, 50]
+
+
+def test_a_restored_run_reports_again_what_was_finished_and_reads_no_piece_twice():
+    source = pieces_of(3)
+    with EmbeddedRun(source, clock=Clock()) as run:
+        run.poll(0.0), run.poll(0.0)
+        data = run.checkpoint()  # completed, for all that the restored run knows; and the source was not notified
+    log_grows = [split_id for split_id in source.log.split_ids() if split_id not in source.finished]
+    assert log_grows == source.log.split_ids()
+    with EmbeddedRun(source, clock=Clock(), checkpoint=data) as run:
+        assert source.finished == ["p0000", "p0001"]
+        assert [run.poll(0.0).split.split_id, run.poll(0.0)] == ["p0002", None]
+        run.checkpoint()
+        run.checkpoint_completed()
+        assert source.finished == ["p0000", "p0001", "p0002"]
+
+
+def test_a_reader_that_is_lost_with_a_piece_on_its_way_leaves_it_to_the_others():
+    with EmbeddedRun(pieces_of(8), clock=Clock(), assignment=LazyEnumerator) as run:
+        run.poll(0.0)
+        run.lose_reader(0)
+        run.start_reader(0)
+        assert sorted(run.poll(0.0).split.split_id for _ in range(8)) == [f"p{number:04}" for number in range(8)]
+
+
+def test_what_refuses_finished_splits_ends_a_call_and_not_what_is_behind_it(monkeypatch):
+    with run_of(pieces_of(2)) as run:
+        run.poll(0.0)
+        run.checkpoint()
+        monkeypatch.setattr(MemoryPieces, "checkpoint_completed", raising(UsageError("no group")))
+        with pytest.raises(UsageError):
+            run.checkpoint_completed()
+        assert run.poll(0.0).split.split_id == "p0001"
+        assert run.source.finished == ["p0000"]

@@ -21,8 +21,10 @@ from apache_beam.testing.util import assert_that, equal_to
 from headrace.beam import BeamSource, ReadFromKafka, ReadFromSource
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
+from headrace.enumerator.events import DiscoverAfter, DiscoverInitial
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.resumed import ResumedDiscovery, ResumedLogDiscovery
+from headrace.enumerator.resumed import ResumedDiscovery, ResumedLogDiscovery, resumed, resumed_discovery
+from headrace.enumerator.source_driver import SourceDriver
 from headrace.formats import JsonFormat
 from headrace.kafka import AtLeastOnceKafkaSink, DeadLetters, KafkaSink, KafkaSource, KafkaSplit, Latest
 from headrace.run import Pipeline
@@ -32,9 +34,10 @@ from headrace.runners.beam.split_restriction import Enumerated
 from headrace.runners.local.savepoints import Savepoint
 from headrace.runners.spark import writers
 from headrace.sinks import FunctionSink
-from headrace.testing import FakeKafka, MemoryLog, MemorySource
+from headrace.testing import FakeKafka, MemoryLog, MemoryPieces, MemorySource, MemorySplit
 from tests.helpers import run_jobs
 from tests.helpers.beam_rig import on_direct
+from tests.helpers.driving import log_of
 from tests.helpers.envelopes import body_of
 from tests.helpers.spark_in_process import InProcessSpark
 from tests.helpers.split_sources import Feed, Pile, Shelf
@@ -312,6 +315,25 @@ class TestResumed:
         assert (found.added, found.complete) == ([splits[1].split], True)
         with pytest.raises(UsageError, match="t-0@ was read to its end"):
             ResumedDiscovery(source, Checkpoint(1, tuple(splits), exhausted=False)).initial()
+
+    @pytest.mark.parametrize(("bounded", "more"), [(False, [True, False]), (True, [False])])
+    def test_pieces_continue_at_their_cursor(self, bounded, more):
+        """Where discovery was exhausted, a source without an end continues, and one with an end does not."""
+        source = MemoryPieces(log_of(a="1", b="2", c="3"), bounded=bounded)
+        states = (SplitState(MemorySplit("a", 1, 1), finished=True), SplitState(MemorySplit("b", 0, 1), finished=False))
+        saved = Checkpoint(3, states, exhausted=True, cursor={"found": 2, "stop": 2})
+        assert resumed(source, saved).exhausted is bounded
+        driver = SourceDriver(source, resumed_discovery(source, saved))
+        looks = [driver.perform(DiscoverInitial()).findings]
+        while looks[-1].more:
+            looks.append(driver.perform(DiscoverAfter(looks[-1].cursor, 10)).findings)
+        assert [look.more for look in looks] == more
+        assert [split.split_id for look in looks for split in look.added] == (["b"] if bounded else ["b", "c"])
+        assert source.finished == ["a"], "it may have died before it was reported"
+
+    def test_a_cursor_is_not_for_a_source_of_another_kind(self):
+        with pytest.raises(StateError, match="source 'memory' cannot start there: it does not continue at the cursor"):
+            resumed_discovery(MemorySource(self.log()), Checkpoint(3, (), exhausted=False, cursor={"found": 2}))
 
 
 class TestOnBeam:
