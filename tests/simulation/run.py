@@ -283,6 +283,8 @@ class Lifetime:
                 self.events.append(e.SplitsDiscovered(DiscoveryResult([MemorySplit(name, 0) for name in self.simulation.ends])))
             case (
                 e.PublishPositions()
+                | e.DiscoverAfter()
+                | e.ReportFinished()
                 | e.ReportMissing()
                 | e.ProveGone()
                 | e.ReportDiscoveryFailure()

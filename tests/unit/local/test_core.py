@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.enumerator.enumerator import create_enumerator
+from headrace.enumerator.checkpoint import Checkpoint
+from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
 from headrace.enumerator.errors import ProtocolViolationError, RunFailedError
-from headrace.enumerator.events import DiscoverInitial, PublishPositions, ReportFinished, SplitsDiscovered
+from headrace.enumerator.events import (
+    DiscoverAfter,
+    DiscoverInitial,
+    FinishedReported,
+    PublishPositions,
+    ReportFinished,
+    SplitsDiscovered,
+)
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import DiscoveryResult
-from headrace.runners.local.balanced import BalancedEnumerator
+from headrace.runners.local.balanced import BalancedEnumerator, BalancedPieces
 from headrace.runners.local.core import CheckpointFailedError, RunCore, RunPhase, RunSchedule
 from headrace.runners.local.events import (
     AssignSplits,
@@ -280,10 +288,26 @@ def test_the_end_of_the_source_is_stored_and_committed_before_the_run_ends():
     assert TakeSnapshot(6, 8) in commands
     run.handle(snapshot(5, assigned[5], 8, 3, finished=True))
     assert only(CommitCheckpoint, run.handle(snapshot(6, assigned[6], 8, 3, ["h"], finished=True)))
-    run.handle(CheckpointStored(8))
+    stored = run.handle(CheckpointStored(8))
+    assert not [command for command in stored if isinstance(command, ReportFinished)], "it may be rolled back"
     positions, ended, *commands = run.handle(CheckpointCommitted(8))
     assert (type(positions), type(ended)) == (PublishPositions, ReportFinished)
     assert commands == [StopWorker(5), StopWorker(6), EndRun(finished=True)]
+
+
+def test_a_restored_run_gives_each_worker_a_few_pieces_and_reports_what_was_finished():
+    states = [SplitState(MemorySplit(f"p{number}", number // 10, 1), number == 10) for number in range(11)]
+    positions = Checkpoint(7, tuple(states), exhausted=False, cursor={"found": 11})
+    enumerator = restore_enumerator(BalancedPieces, positions, parallelism=2)
+    run = RunCore(enumerator, RunSchedule(10.0), Restarts(NoRestart()), next_number=5, last_checkpoint_id=7)
+    run.handle(RunStarted())
+    commands = run.handle(RunRecovered())
+    assert only(ReportFinished, commands).splits == (states[10].split,)
+    assert only(DiscoverAfter, commands).cursor == {"found": 11}
+    run.handle(FinishedReported(frozenset({"p10"}), is_done=True))
+    run.handle(WorkerJoined(5))
+    assert [len(command.splits) for command in run.handle(WorkerJoined(6))] == [4, 4]
+    assert only(AssignSplits, run.handle(SplitDone(6, "p1"))).number == 6
 
 
 def test_a_stop_takes_a_last_checkpoint():
