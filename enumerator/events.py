@@ -134,7 +134,7 @@ Event = (
 )
 
 SPLITS_AT_ONCE = 500
-"""A look of an incremental discovery is for this many splits, and none is made while this many are unfinished."""
+"""A round of an incremental discovery is for this many splits, and none starts while this many are unfinished."""
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 

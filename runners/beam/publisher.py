@@ -38,7 +38,8 @@ class Publisher(Generic[SplitT]):
             token = publication.register(start, stands.get(start.split_id, start))
             if token is not None:
                 tokens.append((publication, token))
-        ended = [last for last in started.unpublished if self._worker.publication(last.split_id).settled(last)]
+        publications = [(self._worker.publication(last.split_id), last) for last in started.unpublished]
+        ended = [last for publication, last in publications if publication.settled(last)]
         if ended and not report_finished(self._source, ended, self._worker.finishing_failures):
             ended = []  # a later call is another try
         for last in started.unpublished:

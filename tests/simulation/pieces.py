@@ -55,7 +55,7 @@ class PieceSimulation(Simulation):
     def carry_out(self, command: Any) -> None:
         match command:
             case e.DiscoverAfter(cursor, limit):
-                assert self.coordinator.enumerator.ledger.unfinished < AT_ONCE, "a look, with much to read still"
+                assert self.coordinator.enumerator.ledger.unfinished < AT_ONCE, "looked, with much to read still"
                 assert (cursor, limit) == (self.coordinator.enumerator.cursor, AT_ONCE)
                 self.asked.append(command)
             case e.ReportFinished(splits):
@@ -102,9 +102,9 @@ class PieceSimulation(Simulation):
             self.report(1)
 
     def check(self) -> None:
-        """Where there is more to find, and little to read, a look is under way."""
+        """Where there is more to find, and little to read, discovery is under way."""
         if self.is_behind and self.coordinator.enumerator.ledger.unfinished < AT_ONCE:
-            assert self.asked or self.discovery, "discovery is behind, and no look is under way"
+            assert self.asked or self.discovery, "discovery is behind, and not under way"
 
     def check_checkpoint(self, checkpoint: Checkpoint[MemorySplit]) -> None:
         """I1: every piece before the cursor is there once, or was reported as finished; and none behind it."""

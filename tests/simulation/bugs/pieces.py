@@ -74,7 +74,7 @@ def finished_pieces_are_kept(_: Any, self: Any, split_ids: Any) -> None:
 
 @instead_of(Coordinator, "_completed")
 def reported_before_it_is_durable(completed: Any, self: Any, event: Any) -> Any:
-    """What a reader says that it has finished is reported with the next checkpoint, whether that has it or not."""
+    """Every piece is reported with each checkpoint, whether it is read to its end there or not."""
     finished = [entry.durable for entry in self.enumerator.ledger if entry.durable.stop_offset is not None]
     return [*completed(self, event), e.ReportFinished(tuple(finished))]
 
