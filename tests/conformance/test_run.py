@@ -4,7 +4,6 @@ The output is a topic with the batches as they were delivered. A checkpoint is a
 with it, so it may be restored more than once, as no checkpoint of a run can. Of a bounded source it is a copy of the folder.
 """
 
-import json
 import os
 import pickle
 import shutil
@@ -13,7 +12,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +25,8 @@ from headrace.enumerator import Boundedness, Source
 from headrace.enumerator.errors import RetriableError, StateError
 from headrace.kafka import KafkaSource
 from headrace.runners.local.savepoints import take_savepoint
-from headrace.runners.local.storage.folder import write_whole
 from headrace.runners.local.storage.places import run_files
-from headrace.testing import ExternalContext, FakeKafka, MemoryLog, MemoryPieces, Run, SourceConformance
+from headrace.testing import ExternalContext, FakeKafka, MemoryPieces, Run, SourceConformance
 from tests.helpers.python_path import python_path
 
 from .test_kafka import PartitionPerSplit, TopicPerSplit
@@ -204,49 +201,19 @@ class TestTopicsOfAPattern(OnRun):
     context = TopicPerSplit
 
 
-class StoredLog(MemoryLog):
-    """In a file, which the processes of a run read."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StoredLog, (self._path,)
-
-    def create(self, split_id: str, values: Iterable[str] = ()) -> None:
-        super().create(split_id, values)
-        write_whole(self._path, json.dumps(self._values).encode())
-
-    def _read(self) -> None:
-        self._values = json.loads(self._path.read_bytes()) if self._path.exists() else {}
-
-    def split_ids(self) -> list[str]:
-        self._read()
-        return super().split_ids()
-
-    def read(self, split_id: str, start: int, stop: int) -> list[str]:
-        self._read()
-        return super().read(split_id, start, stop)
-
-
-class StoredPieces(PiecesContext):
+class ServedPieces(PiecesContext):
     def __init__(self) -> None:
         super().__init__()
-        self._folder = tempfile.TemporaryDirectory()
-        self.log = StoredLog(Path(self._folder.name) / "log.json")
+        self.log.serve()
 
     def create_source(self, boundedness: Boundedness) -> MemoryPieces:
         source = super().create_source(boundedness)
         source.discovery_interval_s = DISCOVERY_S
         return source
 
-    def close(self) -> None:
-        self._folder.cleanup()
-
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 class TestPieces(OnRun):
-    def create_external_context(self) -> StoredPieces:
-        return StoredPieces()
+    def create_external_context(self) -> ServedPieces:
+        return ServedPieces()
