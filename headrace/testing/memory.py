@@ -90,6 +90,7 @@ class MemoryLog:
         self._server: Address | None = None
         self._values: dict[str, list[str]] = {}
         self._hidden: set[str] = set()
+        self._finished: list[str] = []
         _logs[self._number] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -124,6 +125,14 @@ class MemoryLog:
     def split_ids(self) -> list[str]:
         """What discovery sees."""
         return [split_id for split_id in self._values if split_id not in self._hidden]
+
+    def finish(self, split_ids: Iterable[str]) -> None:
+        """A source was notified that these are read to their end."""
+        self._finished += split_ids
+
+    def finished(self) -> list[str]:
+        """What `finish` was given, in order."""
+        return [*self._finished]
 
     def end(self, split_id: str) -> int:
         """Offset after the split's last value."""
@@ -305,7 +314,7 @@ class MemoryPiecesDiscovery(IncrementalDiscovery[MemorySplit]):
 class MemoryPieces(Source[MemorySplit]):
     """Source over a MemoryLog whose splits are finite pieces, found by a cursor. Nothing of the log may be hidden.
 
-    Bounded, it reads those that there are when it starts. The ids of pieces that were reported as finished are in `finished`.
+    Bounded, it reads those that there are when it starts. Pieces that were reported as finished are `finished` in the log.
     """
 
     name = "memory-pieces"
@@ -317,7 +326,6 @@ class MemoryPieces(Source[MemorySplit]):
         self.is_bounded = bounded
         self.batch_size = batch_size
         self.found_at_once = found_at_once
-        self.finished: list[str] = []
 
     @property
     def boundedness(self) -> Boundedness:
@@ -343,5 +351,5 @@ class MemoryPieces(Source[MemorySplit]):
         return MemoryReader(self)
 
     def splits_finished(self, splits: Sequence[MemorySplit]) -> None:
-        """Noted in `finished`."""
-        self.finished += [split.split_id for split in splits]
+        """Noted in the log."""
+        self.log.finish([split.split_id for split in splits])

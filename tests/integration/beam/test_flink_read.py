@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import apache_beam as beam
+import pyarrow as pa
 import pytest
 from apache_beam.transforms.window import FixedWindows
 
-from headrace.beam import ReadFromKafka
+from headrace.beam import ReadFromKafka, ReadFromSource
 from headrace.kafka import At
+from headrace.testing import MemoryLog, MemoryPieces
 from headrace.testing.servers.flink import FlinkCluster
 from headrace.testing.servers.kafka import add_partitions, create_topic
 from tests.helpers.beam_jobs import Counted, Flow, OracleResult, Witness
@@ -162,6 +164,46 @@ def test_a_bounded_read_ends_at_its_stop_and_a_restore_reads_none_of_it_again(fl
         flink.wait_checkpoint(job_id)
         assert pipeline.witness.first_since(since_s) == {}
         assert pipeline.witness.outcomes() == expected
+
+
+def as_partition(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """With the columns that the witnesses ask for."""
+    return pa.record_batch({"topic": batch["split"], "partition": [0] * batch.num_rows, "offset": batch["offset"]})
+
+
+def test_pieces_found_by_a_cursor_are_read_once_whatever_is_killed(flink: FlinkCluster, tmp_path):
+    """They arrive all the time, faster than one look finds them; and each is reported when it is read to its end."""
+    log, witness, pieces = MemoryLog(), Witness(tmp_path / "notes"), 0
+    log.serve()
+    source = MemoryPieces(log, found_at_once=20)
+
+    def add(count: int) -> None:
+        nonlocal pieces
+        for number in range(pieces, pieces + count):
+            log.create(f"p{number}", ["x"] * 3)
+        pieces += count
+
+    def build(pipeline: beam.Pipeline) -> None:
+        read = ReadFromSource(source, output="arrow", discovery_interval_s=1.0, read_s=0.5, publish=True)
+        witness.read(pipeline | read | beam.Map(as_partition).with_output_types(pa.RecordBatch))
+
+    def all_read() -> bool:
+        return witness.outcomes() == {f"p{number}-0": OracleResult(3, 0) for number in range(pieces)}
+
+    add(100)
+    with job(flink, build) as job_id:
+        eventually(all_read, seconds=RESTORED_S)
+        for _ in range(2):
+            add(150)
+            eventually(lambda: len(witness.outcomes()) > pieces - 100, seconds=RESTORED_S)
+            kill_and_restart(flink, job_id)
+            eventually(all_read, seconds=RESTORED_S)
+        add(30)
+        savepoint = flink.savepoint(job_id)
+    add(30)
+    with job(flink, build, savepoint=savepoint):
+        eventually(all_read, seconds=RESTORED_S)
+        eventually(lambda: set(log.finished()) == set(log.split_ids()), seconds=RESTORED_S)
 
 
 def test_each_slot_has_a_reader(flink: FlinkCluster, pipeline: Pipeline, topic):

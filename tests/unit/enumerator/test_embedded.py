@@ -425,7 +425,7 @@ def test_neither_memory_nor_checkpoint_grows_with_a_backlog():
     assert (read, len(ledger), len(data) < 20_000) == (4000, 0, True)
     assert longest < 2 * SPLITS_AT_ONCE + 201
     assert largest < 100_000
-    assert sorted(source.finished) == source.log.split_ids()
+    assert sorted(source.log.finished()) == source.log.split_ids()
 
 
 def test_each_reader_has_a_few_pieces_and_the_splits_of_a_log_are_all_assigned():
@@ -442,14 +442,14 @@ def test_a_restored_run_reports_again_what_was_finished_and_reads_no_piece_twice
     with EmbeddedRun(source, clock=Clock()) as run:
         run.poll(0.0), run.poll(0.0)
         data = run.checkpoint()  # completed, for all that the restored run knows; and the source was not notified
-    log_grows = [split_id for split_id in source.log.split_ids() if split_id not in source.finished]
+    log_grows = [split_id for split_id in source.log.split_ids() if split_id not in source.log.finished()]
     assert log_grows == source.log.split_ids()
     with EmbeddedRun(source, clock=Clock(), checkpoint=data) as run:
-        assert source.finished == ["p0000", "p0001"]
+        assert source.log.finished() == ["p0000", "p0001"]
         assert [run.poll(0.0).split.split_id, run.poll(0.0)] == ["p0002", None]
         run.checkpoint()
         run.checkpoint_completed()
-        assert source.finished == ["p0000", "p0001", "p0002"]
+        assert source.log.finished() == ["p0000", "p0001", "p0002"]
 
 
 def test_a_reader_that_is_lost_with_a_piece_on_its_way_leaves_it_to_the_others():
@@ -468,4 +468,4 @@ def test_what_refuses_finished_splits_ends_a_call_and_not_what_is_behind_it(monk
         with pytest.raises(UsageError):
             run.checkpoint_completed()
         assert run.poll(0.0).split.split_id == "p0001"
-        assert run.source.finished == ["p0000"]
+        assert run.source.log.finished() == ["p0000"]

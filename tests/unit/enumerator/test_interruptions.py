@@ -18,7 +18,7 @@ from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator
 from headrace.enumerator.errors import StateError
 from headrace.kafka import KafkaSource, Latest
 from headrace.testing import FakeKafka
-from headrace.testing.memory import MemoryLog, MemorySource
+from headrace.testing.memory import MemoryLog, MemoryReader, MemorySource
 from tests.helpers.driving import log_of
 from tests.helpers.interruptions import OURS, Interruption
 
@@ -112,6 +112,24 @@ def test_a_look_for_splits_that_was_interrupted_is_repeated():
         run.checkpoint_aborted()
         batches = [run.poll(0.0) for _ in range(3)]
         assert [batch.records.column("value").to_pylist() for batch in batches if batch is not None] == [["1"]]
+
+
+def test_a_close_that_was_interrupted_is_completed_by_the_next_one(monkeypatch):
+    closed: list[object] = []
+
+    def close(reader: object) -> None:
+        closed.append(reader)
+        if len(closed) == 1:
+            raise KeyboardInterrupt
+
+    run = EmbeddedRun(source(), clock=lambda: 0.0, parallelism=2)
+    readers = [slot.reader for slot in run._slots.values()]
+    monkeypatch.setattr(MemoryReader, "close", close)
+    with pytest.raises(KeyboardInterrupt):
+        run.close()
+    run.close()
+    run.close()
+    assert closed == [readers[0], *readers]
 
 
 @pytest.fixture(scope="module")

@@ -329,7 +329,7 @@ class TestResumed:
             looks.append(driver.perform(DiscoverAfter(looks[-1].cursor, 10)).findings)
         assert [look.more for look in looks] == more
         assert [split.split_id for look in looks for split in look.added] == (["b"] if bounded else ["b", "c"])
-        assert source.finished == ["a"], "it may have died before it was reported"
+        assert source.log.finished() == ["a"], "it may have died before it was reported"
 
     def test_a_cursor_is_not_for_a_source_of_another_kind(self):
         with pytest.raises(StateError, match="source 'memory' cannot start there: it does not continue at the cursor"):
