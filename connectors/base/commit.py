@@ -30,7 +30,16 @@ from enum import Enum, auto
 from typing import Generic, assert_never
 
 from headrace.connectors.base import capabilities
-from headrace.connectors.base.sink import CommitList, Committer, HandleT, JobClaim, Outcome, content_number, numbered_content
+from headrace.connectors.base.sink import (
+    ENDS_BEHIND,
+    CommitList,
+    Committer,
+    HandleT,
+    JobClaim,
+    Outcome,
+    content_number,
+    numbered_content,
+)
 from headrace.enumerator.errors import FencedError, PeerError, StateError
 from headrace.enumerator.transitions import Transitions, allowed_after
 
@@ -224,7 +233,8 @@ def refuse_other_content(job: str, epoch: int, content: str | None, recorded: st
     """
     if content is None or recorded is None:
         return
-    if recorded not in (content, numbered_content(content_number(content))):
+    plan = content.partition(ENDS_BEHIND)[0]  # recorded where the ends were not complete yet
+    if recorded not in (content, plan, *(numbered_content(content_number(known)) for known in (content, plan))):
         raise StaleEpochError(
             f"job {job!r} is to write epoch {epoch}, which the sink has committed already, from another plan of it: "
             "the checkpoint is an older copy, or its last offsets were removed, and the epoch was planned again. To skip it "

@@ -88,7 +88,8 @@ class CommitList(Generic[HandleT]):
     `targets`: what the epoch was written to where rows name it themselves (Kafka: topics), sorted; None if that is not known.
     `content`: what the epoch was made from (a digest of its plan), the same in every replay; None if that
     is not known. An epoch of the same number with another content is of an older copy of the checkpoint. Of a completed epoch a
-    sink may keep its `content_number` alone, as `numbered_content` has it.
+    sink may keep its `content_number` alone, as `numbered_content` has it. Behind `ENDS_BEHIND` is how far the epoch has read,
+    if all of that was known when it was recorded.
     `claim`: who owns the job; None for one that no supervised driver has claimed. It goes from list to list.
     """
 
@@ -230,6 +231,9 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
     def recorded_epochs(self) -> Mapping[str, int]:
         """The numbers of the epochs in `recorded`."""
         return {job: found.epoch for job, found in self.recorded().items()}
+
+
+ENDS_BEHIND = "+"
 
 
 def content_number(content: str | None) -> int:

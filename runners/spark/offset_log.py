@@ -13,14 +13,15 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from headrace.connectors.base.sink import ENDS_BEHIND
 from headrace.connectors.files.store import LocalStore
-from headrace.runners.spark.split_state import FOLDER, ends_prefix
+from headrace.runners.spark.split_state import FOLDER, recorded_by
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -53,17 +54,25 @@ class OffsetLog:
                 )
             _unreadable.add(self.location)
             return None
-        content += b"".join(self._ends(content))
-        is_whole = content.count(b"\n") >= 2  # the version and the metadata, before the first source's
-        return f"sha256:{hashlib.sha256(content).hexdigest()}" if is_whole else None
+        if content.count(b"\n") < 2:  # the version and the metadata, before the first source's
+            return None
+        ends = self._ends(content)
+        return _digest(content) + (ENDS_BEHIND + _digest(ends) if ends else "")
 
-    def _ends(self, content: bytes) -> Iterator[bytes]:
-        """What the tasks of the batch have recorded, of sources whose splits have no end: how far it has read."""
+    def _ends(self, content: bytes) -> bytes:
+        """What the tasks of the batch have recorded, of sources whose splits have no end: how far it has read.
+
+        Nothing where some have not, as the batch was not used as a whole: another use may have them record later.
+        """
+        ends = b""
         for line in content.splitlines():
-            if (prefix := ends_prefix(line)) is not None:
-                folder, _, start = f"{self.location.rstrip('/')}/{FOLDER}/{prefix}".rpartition("/")
-                for name in sorted(name for name in _names(folder) if name.startswith(start)):
-                    yield name.encode() + _read(f"{folder}/{name}")
+            if (reading := recorded_by(line)) is not None:
+                folder, _, start = f"{self.location.rstrip('/')}/{FOLDER}/{reading[0]}".rpartition("/")
+                names = sorted(name for name in _names(folder) if name.startswith(start))
+                if names and len(names) < reading[1]:
+                    return b""
+                ends += b"".join(name.encode() + _read(f"{folder}/{name}") for name in names)
+        return ends
 
     def query_id(self) -> str | None:
         """None where no query has started there. Raises OSError, ValueError or NotImplementedError for an unreadable one."""
@@ -110,6 +119,10 @@ _ENDED = b'v1\n{"nextBatchWatermarkMs":0}'
 def newest_batch(names: Iterable[str]) -> int | None:
     """Of the files in a folder of an offset log, which has others too; None where there is none."""
     return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def _read(name: str) -> bytes:

@@ -206,12 +206,12 @@ def file_prefix(chain: str, sequence: int, reading: str) -> str:
     return f"{chain}/{sequence:012d}-{reading}-"
 
 
-def ends_prefix(line: bytes) -> str | None:
-    """As `file_prefix`, of the reading that a line of Spark's offset log holds; None for any other line."""
-    if f'"format":"{SPLITS.name}"'.encode() not in line:
+def recorded_by(line: bytes) -> tuple[str, int] | None:
+    """`file_prefix` and the number of tasks of the reading that a line of Spark's offset log holds; None for other lines."""
+    if SPLITS.name.encode() not in line:
         return None
     try:
         body = SPLITS.open(line, _WHERE)
-        return None if body["initial"] else file_prefix(body["chain"], body["sequence"], body["reading"])
     except StateError:
         return None
+    return None if body["initial"] else (file_prefix(body["chain"], body["sequence"], body["reading"]), len(body["tasks"]))

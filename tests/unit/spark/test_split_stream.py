@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.connectors.base.commit import StaleEpochError, refuse_other_content
+from headrace.connectors.base.sink import content_number, numbered_content
 from headrace.enumerator.errors import DataLossError, DeadlineExceededError, OutageError, RetriableError, StateError, UsageError
 from headrace.enumerator.source import SplitBatch
 from headrace.runners.spark.offset_log import OffsetLog
@@ -396,14 +398,36 @@ def test_what_is_proven_to_be_gone_leaves_the_state(shelf: Shelf, feed: Query, m
     assert '"gone' not in feed.offsets[-1]
 
 
-def test_an_older_copy_without_the_records_is_another_plan(shelf: Shelf, feed: Query, tmp_path: Path) -> None:
-    """Its tasks would stop elsewhere than where the sink's rows end."""
-    shelf.add("a", "a0")
+@pytest.fixture
+def logged(feed: Query, shelf: Shelf, tmp_path: Path) -> OffsetLog:
+    """Of a query that has planned a batch of two tasks; as PySpark writes offsets."""
+    for name in "ab":
+        shelf.add(name, f"{name}0")
     feed.plan()
     folder = tmp_path / "checkpoint"
     (folder / "offsets").mkdir(parents=True)
-    (folder / "offsets" / "0").write_text(f'v1\n{{"batchTimestampMs":1}}\n{feed.offsets[-1]}')
-    shutil.copytree(folder, tmp_path / "copy")
+    (folder / "offsets" / "0").write_text(f'v1\n{{"batchTimestampMs":1}}\n{json.dumps(json.loads(feed.offsets[-1]))}')
+    return OffsetLog(str(folder))
+
+
+def test_an_older_copy_without_the_records_is_another_plan(feed: Query, logged: OffsetLog, tmp_path: Path) -> None:
+    """Its tasks would stop elsewhere than where the sink's rows end."""
+    copy = OffsetLog(str(tmp_path / "copy"))
+    for ran in range(2):
+        shutil.copytree(logged.location, copy.location, dirs_exist_ok=True)
+        feed.run_task(feed.tasks()[ran])
+    recorded = logged.digest(0)
+    assert recorded == logged.digest(0)
+    refuse_other_content("job", 0, logged.digest(0), recorded)
+    with pytest.raises(StaleEpochError, match="from another plan of it"):
+        refuse_other_content("job", 0, copy.digest(0), recorded)
+
+
+def test_a_batch_recorded_before_all_of_its_tasks_ran_may_be_run_again(feed: Query, logged: OffsetLog) -> None:
+    """As in foreachBatch: what `first()` gave is written, and then the whole batch is used."""
+    feed.run_task(feed.tasks()[0])
+    recorded = logged.digest(0)
+    assert recorded is not None
     feed.run()
-    digest = OffsetLog(str(folder)).digest(0)
-    assert digest == OffsetLog(str(folder)).digest(0) != OffsetLog(str(tmp_path / "copy")).digest(0)
+    for known in (recorded, numbered_content(content_number(recorded))):
+        refuse_other_content("job", 0, logged.digest(0), known)
