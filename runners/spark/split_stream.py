@@ -85,7 +85,8 @@ class SplitPlanner(Generic[SplitT]):
         self._outages, self._read_outages, self._inconclusive = FailureLog(), FailureLog(), FailureLog()
         tolerated = HeadraceError, OSError
         self._publisher = PositionPublisher(read.source, FailureLog(), lambda error: isinstance(error, tolerated))
-        self._wait_s, self._has_probed = FIRST_WAIT_S, False
+        self._wait_s = FIRST_WAIT_S
+        self._has_probed = self._is_probed = False
         self._has_selected = False
         self._prepared: str | None = None
         self._published: str | None = None
@@ -191,9 +192,9 @@ class SplitPlanner(Generic[SplitT]):
 
     def _learn_to_wait(self, over: Unread[SplitT]) -> None:
         """A batch that read nothing although something was there has waited too short: a reader may take long to connect."""
-        if self._has_probed and over.read_nothing:
+        if self._is_probed and over.read_nothing:
             self._wait_s = min(self._wait_s * 2, self._read.limits.seconds)
-        self._has_probed = not self._source.finite_splits
+        self._is_probed, self._has_probed = self._has_probed, False
 
     def _closed(self, ends: EndsLog[SplitT], reading: SplitReading[SplitT]) -> Sequence[TaskEnds[SplitT]]:
         if self._last_closed is None or self._last_closed[0] != reading.reading:
@@ -311,6 +312,7 @@ class SplitPlanner(Generic[SplitT]):
             return False
         if self._read_outages.worked():
             log.warning("the source is read again")
+        self._has_probed = True
         self._end_probe()
         return True
 

@@ -369,6 +369,16 @@ def test_a_reader_that_takes_long_to_connect_is_waited_for(shelf: Shelf, feed: Q
     assert [batch for batch in batches if batch] == [["a0"]]
 
 
+def test_batches_for_other_reasons_do_not_teach_to_wait(shelf: Shelf, tmp_path: Path) -> None:
+    query = Query(SplitRead(source=Feed(shelf), checkpoint=str(tmp_path), limits=TaskLimits(records=2)))
+    for number in range(5):  # an empty batch follows one that stopped at a limit, and one for a new split without records
+        shelf.add("a", f"{number}", f"{number}'")
+        assert [query.batch(), query.batch(), query.batch()] == [[f"{number}", f"{number}'"], [], None]
+        shelf.add(f"empty {number}")
+        assert query.batch() == []
+    assert {task.wait_s for task in query.tasks()} == {1.0}
+
+
 def test_what_is_selected_no_more_is_reported_and_left_out(shelf: Shelf, feed: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[str] = []
     monkeypatch.setattr(Feed, "on_splits_missing", lambda _self, splits: reported.extend(s.split_id for s in splits))
