@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.simulation import checkpoints
-from tests.simulation.bugs import commits, core, fetches, lease, pieces, run, spark, standby
+from tests.simulation.bugs import commits, core, fetches, lease, pieces, run, spark, splits, standby
 from tests.simulation.bugs.injecting import Injected
 from tests.simulation.commit import COMMITS
 from tests.simulation.core import CORE
@@ -14,6 +14,7 @@ from tests.simulation.pieces import PIECES
 from tests.simulation.run import OUTPUTS, RUN
 from tests.simulation.search import Adversary
 from tests.simulation.spark import SPARK
+from tests.simulation.splits import SPLITS
 from tests.simulation.standby import STANDBY
 
 
@@ -52,6 +53,13 @@ SIMULATIONS = (
         "abort of a recorded batch": 40, "expired PREPARED": 40, "expired listed": 7, "commit log has it": 5,
         "query: DataLossError": 15, "query: LogTruncatedError": 2, "query: OutageError": 30, "task: StaleEpochError": 30,
         "topic recreated": 20, "topic forgotten": 300, "new leader": 300, "retention": 30, "outage": 200,
+    }),
+    Searched(SPLITS, 500, splits.IN_SPLITS, {
+        "batch": 1000, "LIMIT": 100, "attempt interrupted": 80, "attempt killed": 80, "attempt: OutageError": 15,
+        "attempt: StoreError": 8, "available now": 40, "computed again": 200, "killed after a commit": 80,
+        "killed after a plan": 80, "killed before the commit log": 80, "killed before the sink": 80, "older copy": 100,
+        "older copy refused": 10, "query: RetriableError": 5, "query: StoreError": 4,
+        "recorded already": 80, "slow attempt": 120, "zombie attempt": 100, "zombie driver": 50,
     }),
     Searched(FETCH, 1000, fetches.IN_FETCHES, {
         "data": 3000, "new leader": 800, "truncated": 50, "expired": 100, "started over": 300, "request lost": 40, "quota": 40,
