@@ -1,0 +1,278 @@
+"""From the rows of a file to the columns of the source: by name, whatever order or narrower types a file has.
+
+A column that a file lacks is null. Columns of partitions come from the path, `_metadata` from the listing, and those that tell
+of bad records are the ones that a Kafka source has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from headrace.connectors.base.dead_letters import DEAD_LETTER, LETTER_TYPE, BadParts, letter_column
+from headrace.connectors.files.read.split import FileSplit, shown
+from headrace.enumerator.errors import CorruptDataError, UsageError
+
+BadRecords = Literal["fail", "keep", "skip"]
+METADATA = "_metadata"
+_WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+METADATA_TYPE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("modified", pa.timestamp("us", "UTC"))])
+BAD_VALUE, BAD_REASON = "badValue", "badReason"
+_BAD_TYPES = {BAD_VALUE: pa.binary(), BAD_REASON: pa.string(), DEAD_LETTER: LETTER_TYPE}
+
+
+class BadRow(NamedTuple):
+    """A record that cannot be read: its row, why, and its bytes, where these are known."""
+
+    row: int
+    reason: str
+    value: bytes | None = None
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """Some records of a file. `columns`: those that the file has, of this many rows, null where a row is bad.
+
+    `records`: how many of the file's these are, if that is not the number of rows. `skipped`: rows that are left out anyway.
+    """
+
+    columns: Mapping[str, pa.Array]
+    rows: int
+    records: int
+    bad: Sequence[BadRow] = ()
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of the source. `data`: those that files and paths may have. `asked`: names, in order; None: all of `data`.
+
+    Raises UsageError for a column that there is not.
+    """
+
+    data: pa.Schema
+    asked: tuple[str, ...] | None
+    on_bad: BadRecords
+    schema: pa.Schema = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what there is not."""
+        object.__setattr__(self, "schema", self._schema())
+
+    def _schema(self) -> pa.Schema:
+        if len(set(self.data.names)) != len(self.data.names):
+            raise UsageError(f"a schema has each name once, and these are {self.data.names}")
+        known = {each.name: pa.field(each.name, each.type) for each in self.data}
+        known |= {METADATA: pa.field(METADATA, METADATA_TYPE)}
+        if self.on_bad == "keep":
+            known |= {name: pa.field(name, kind) for name, kind in _BAD_TYPES.items() if name not in known}
+        if self.asked is None:
+            return pa.schema([known[name] for name in self.data.names])
+        for name in self.asked:
+            if name not in known:
+                hint = " (which needs on_bad_record='keep')" if name in _BAD_TYPES else ""
+                raise UsageError(f"there is no column {name!r}{hint}: there are {', '.join(known)}")
+        return pa.schema([known[name] for name in self.asked])
+
+    def of_file(self, path: str) -> FileColumns:
+        """What is to be read of a file with this path. Raises CorruptDataError for a value of a partition that does not fit."""
+        wanted = pa.schema([each for each in self.schema if each.name in self.data.names])
+        values = partition_values(path, wanted)
+        return FileColumns(self, pa.schema([each for each in wanted if each.name not in values]), values)
+
+
+@dataclass(frozen=True)
+class FileColumns:
+    """Of one file: `wanted` is what it is to be read for, `values` what its path has."""
+
+    columns: Columns
+    wanted: pa.Schema
+    values: Mapping[str, pa.Scalar]
+
+    def batch(self, found: FileRows, split: FileSplit) -> pa.RecordBatch:
+        """The rows as the source has them. `split`: as it was before them.
+
+        Raises CorruptDataError, which names the file, for a bad record where these fail.
+        """
+        if found.bad and self.columns.on_bad == "fail":
+            raise bad_record(split, found.bad[0])
+        arrays = [self._column(each, found, split) for each in self.columns.schema]
+        if arrays:
+            batch = pa.record_batch(arrays, schema=self.columns.schema)
+        else:
+            batch = pa.RecordBatch.from_struct_array(pa.array([{}] * found.rows, pa.struct([])))
+        if found.bad and self.columns.on_bad == "skip":
+            bad = {each.row for each in found.bad}
+            batch = batch.filter(pa.array([row not in bad for row in range(found.rows)]))
+        return batch
+
+    def _column(self, wanted: pa.Field, found: FileRows, split: FileSplit) -> pa.Array:
+        name = wanted.name
+        if name in self.values:
+            return pa.repeat(self.values[name], found.rows)
+        if name in found.columns:
+            column = found.columns[name]
+            return column if column.type == wanted.type else conformed(column, wanted.type)
+        if name not in self.columns.data.names:
+            if name == METADATA:
+                return pa.repeat(metadata(split), found.rows)
+            if found.bad:
+                return _bad_column(name, found, split)
+        return pa.nulls(found.rows, wanted.type)
+
+
+def metadata(split: FileSplit) -> pa.Scalar:
+    """The row of `_metadata` for a file's records."""
+    found = {"path": shown(split.path), "size": split.size, "modified": split.modified_ns // 1000}
+    return pa.scalar(found, METADATA_TYPE)
+
+
+def bad_record(split: FileSplit, bad: BadRow) -> CorruptDataError:
+    """What is raised for one where bad records fail."""
+    start = f" from byte {split.start}" if split.start else ""
+    return CorruptDataError(
+        f"{shown(split.path)}, record {split.delivered + bad.row}{start}: {bad.reason}. Nothing behind it is read. To continue "
+        "without such records let them be kept or skipped: on_bad_record (as an option: onBadRecord)"
+    )
+
+
+def _bad_column(name: str, found: FileRows, split: FileSplit) -> pa.Array:
+    by_row = {each.row: each for each in found.bad}
+    if name == DEAD_LETTER:
+        kind = {"key": pa.binary(), "value": pa.binary(), "headers": LETTER_TYPE.field("headers").type}
+        columns = {each: pa.nulls(found.rows, kind[each]) for each in ("key", "headers")}
+        columns["value"] = pa.array([by_row[row].value if row in by_row else None for row in range(found.rows)], pa.binary())
+        columns["topic"] = pa.repeat(shown(split.path), found.rows)
+        columns["partition"] = pa.nulls(found.rows, pa.int32())
+        columns["offset"] = pa.array(range(split.delivered, split.delivered + found.rows), pa.int64())
+        columns["timestamp"] = pa.repeat(metadata(split)["modified"], found.rows)
+        parts = {row: BadParts(each.reason, "value", None) for row, each in by_row.items()}
+        return letter_column(pa.record_batch(columns), parts)
+    part = "value" if name == BAD_VALUE else "reason"
+    return pa.array([getattr(by_row[row], part) if row in by_row else None for row in range(found.rows)], _BAD_TYPES[name])
+
+
+# --- partitions -------------------------------------------------------------------------------------------------------
+
+
+def partition_keys(path: str) -> list[str]:
+    """The names of the columns that this path has values for, as Hive writes them: `day=2024-01-01/hour=7/file`."""
+    return [part.partition("=")[0] for part in path.split("/")[:-1] if "=" in part]
+
+
+def partition_values(path: str, schema: pa.Schema) -> dict[str, pa.Scalar]:
+    """The values that a path has for columns of this schema, in their types."""
+    names = [name for name in partition_keys(path) if name in schema.names]
+    if not names:
+        return {}
+    kinds = pa.schema([schema.field(name) for name in names])
+    try:
+        found = ds.get_partition_keys(ds.partitioning(kinds, flavor="hive").parse(shown(path)))
+        return {name: pa.scalar(found.get(name), kinds.field(name).type) for name in names}
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise CorruptDataError(f"{shown(path)}: the path has a value that is not of the schema's type: {error}") from error
+
+
+def partition_schema(paths: Iterable[str]) -> pa.Schema:
+    """The columns that these paths have values for: int64 where all values are whole numbers, else string."""
+    found: dict[str, bool] = {}
+    for path in paths:
+        for part in path.split("/")[:-1]:
+            name, equals, value = part.partition("=")
+            if equals:
+                found[name] = found.get(name, True) and (_WHOLE.fullmatch(value) is not None or value == _HIVE_NULL)
+    return pa.schema([(name, pa.int64() if is_whole else pa.string()) for name, is_whole in found.items()])
+
+
+# --- types ------------------------------------------------------------------------------------------------------------
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """A schema without metadata, dictionaries, and columns that cannot be null; a column without any value is text."""
+    return pa.schema([pa.field(each.name, _plain(each.type)) for each in schema])
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return _plain(kind.value_type)
+    if types.is_null(kind):
+        return pa.string()
+    if types.is_struct(kind):
+        return pa.struct([pa.field(each.name, _plain(each.type)) for each in kind])
+    if types.is_large_list(kind):
+        return pa.large_list(_plain(kind.value_type))
+    return pa.list_(_plain(kind.value_type)) if types.is_list(kind) else kind
+
+
+def digest_of(schema: pa.Schema) -> str:
+    """16 hex digits that stand for names and types."""
+    return hashlib.sha256(repr([(each.name, str(each.type)) for each in schema]).encode()).hexdigest()[:16]
+
+
+def check_fits(found: pa.Schema, wanted: pa.Schema) -> None:
+    """Raise CorruptDataError for columns of a file that are of another type, and would not keep their values."""
+    for each in wanted:
+        at = found.get_all_field_indices(each.name)
+        if len(at) > 1:
+            raise CorruptDataError(f"it has the column {each.name!r} {len(at)} times")
+        if at and not fits(found.field(at[0]).type, each.type):
+            raise CorruptDataError(f"its column {each.name!r} is {found.field(at[0]).type}, and the schema has {each.type}")
+
+
+def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether every value of one type is one of the other: the same kind, and at least as wide."""
+    types = pa.types
+    found = found.value_type if types.is_dictionary(found) or types.is_run_end_encoded(found) else found
+    if found == wanted or types.is_null(found):
+        return True
+    if types.is_struct(found) and types.is_struct(wanted):
+        inner = {each.name: each.type for each in found}
+        return all(each.name not in inner or fits(inner[each.name], each.type) for each in wanted)
+    if _is_list(found) and _is_list(wanted):
+        return fits(found.value_type, wanted.value_type)
+    if types.is_integer(found):
+        return _holds_integers(found, wanted)
+    if types.is_floating(found):
+        return bool(types.is_floating(wanted) and found.bit_width <= wanted.bit_width)
+    if types.is_decimal(found) and types.is_decimal(wanted):
+        return bool(found.scale <= wanted.scale and found.precision - found.scale <= wanted.precision - wanted.scale)
+    if types.is_timestamp(found) and types.is_timestamp(wanted):
+        return (found.tz is None) == (wanted.tz is None) and _UNITS.index(found.unit) <= _UNITS.index(wanted.unit)
+    return any(found in kinds and wanted in kinds for kinds in _ALIKE)
+
+
+_UNITS = ("s", "ms", "us", "ns")
+_ALIKE = ((pa.string(), pa.large_string(), pa.string_view()), (pa.binary(), pa.large_binary(), pa.binary_view()))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _holds_integers(found: pa.DataType, wanted: pa.DataType) -> bool:
+    types = pa.types
+    bits = found.bit_width - types.is_signed_integer(found)
+    if types.is_signed_integer(wanted):
+        return bool(bits <= wanted.bit_width - 1)
+    if types.is_unsigned_integer(wanted):
+        return bool(types.is_unsigned_integer(found) and bits <= wanted.bit_width)
+    return bool(types.is_floating(wanted) and bits <= {16: 11, 32: 24, 64: 53}[wanted.bit_width])
+
+
+def conformed(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column whose type `fits`, as one of this type: fields of structs by name, those that are not there null."""
+    if pa.types.is_struct(kind) and pa.types.is_struct(column.type):
+        parts = {each.name: part for each, part in zip(column.type, column.flatten(), strict=True)}
+        inner = [
+            conformed(parts[each.name], each.type) if each.name in parts else pa.nulls(len(column), each.type) for each in kind
+        ]
+        return pa.StructArray.from_arrays(inner, fields=list(kind), mask=pc.is_null(column))
+    return column if column.type == kind else column.cast(kind)

@@ -1,0 +1,157 @@
+"""Finds files that were not found before, oldest first, and cuts large ones into splits."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Collection, Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from headrace.connectors.files.read.cursor import Finding, Key, Remembered, age_order, key_of
+from headrace.connectors.files.read.folders import FoundFile
+from headrace.connectors.files.read.split import FileSplit, shown
+from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableError, StateError, UsageError
+from headrace.enumerator.source import DiscoveryResult, IncrementalDiscovery, JsonObject
+
+if TYPE_CHECKING:
+    from headrace.connectors.files.read.source import FileSource
+
+log = logging.getLogger(__name__)
+
+
+class FileDiscovery(IncrementalDiscovery[FileSplit]):
+    """Lists the folder when the files of the last listing are given out.
+
+    What it holds besides the cursor, which files need no attention and which wait, is made again when it is given another
+    cursor than its last one.
+    """
+
+    def __init__(self, source: FileSource) -> None:
+        self._source = source
+        self._folder = source.folder()
+        self._last: JsonObject | None = None
+        self._remembered = Remembered()
+        self._name = ""
+        self._handled: set[int] = set()
+        self._waiting: deque[FoundFile] = deque()
+
+    def after(self, cursor: JsonObject | None, limit: int) -> DiscoveryResult[FileSplit]:
+        """As `IncrementalDiscovery` says: the pieces of the next files, as they were listed.
+
+        Raises UsageError for a folder that is not there at the start, or whose store has no times; RetriableError for a store
+        that is away; DataLossError for a file that has changed where that fails; StateError for a cursor that cannot be read.
+        """
+        if cursor is None or cursor != self._last:
+            self._restore(cursor)
+        if not self._waiting:
+            self._list(missing=UsageError if cursor is None else RetriableError)
+        chosen: list[FoundFile] = []
+        pieces = 0
+        while self._waiting and pieces < limit:
+            chosen.append(self._waiting.popleft())
+            pieces += self._count(chosen[-1])
+        if chosen or self._last is None:
+            self._note(chosen)
+            self._last = self._stored()
+        more = bool(self._waiting)
+        in_order = chosen if self._source.order == "name" else sorted(chosen, key=age_order)
+        splits = [piece for file in in_order for piece in self._pieces(file)]
+        return DiscoveryResult(splits, complete=not self._source.watch and not more, cursor=self._last, more=more)
+
+    def _restore(self, cursor: JsonObject | None) -> None:
+        self._waiting.clear()
+        self._handled.clear()
+        self._last, self._name = cursor, ""
+        self._remembered = Remembered()
+        if cursor is None:
+            return
+        try:
+            self._name, pinned = str(cursor["name"]), cursor["schema"]
+            found = cursor["found"]
+        except (KeyError, TypeError) as error:
+            raise StateError(f"a cursor of files cannot be read: {error!r}") from error
+        self._remembered = Remembered.restored(found)
+        self._source.pin_schema(pinned)
+
+    def _list(self, *, missing: type[HeadraceError]) -> None:
+        """Put what is new among the files that wait. `missing` is raised for a folder that is not there."""
+        try:
+            listed = self._folder.list_files(self._handled)
+        except FileNotFoundError as error:
+            raise missing(f"there is no folder or file {self._source.path}: create it, or correct the path") from error
+        new = list(self._by_name(listed) if self._source.order == "name" else self._by_time(listed))
+        if new and self._last is None and not self._source.watch:
+            self._remembered.end = max(map(key_of, new))
+        self._waiting.extend(new)
+
+    def _by_name(self, listed: list[FoundFile]) -> Iterator[FoundFile]:
+        for file in sorted(_by_path(listed)):
+            self._handled.add(hash(file))
+            end = self._remembered.end
+            if self._source.selects_name(file.path) and file.path > self._name and (end is None or key_of(file) <= end):
+                yield file
+
+    def _by_time(self, listed: list[FoundFile]) -> list[FoundFile]:
+        new: list[tuple[Key, FoundFile]] = []
+        for file in _by_path(listed):
+            if not self._source.selects_name(file.path):
+                self._handled.add(hash(file))
+                continue
+            if not file.modified_ns:
+                raise UsageError(f"{shown(file.path)}: its store has no times of files: read them in the order of names")
+            key = key_of(file)
+            finding = self._remembered.finding(key)
+            if finding is Finding.CHANGED:
+                finding = self._changed(file)
+            if finding is Finding.NEW:
+                new.append((key, file))
+            else:
+                self._handled.add(hash(file))
+        new.sort()
+        return [file for _, file in new]
+
+    def _changed(self, file: FoundFile) -> Finding:
+        match self._source.on_changed_file:
+            case "fail":
+                raise changed(file.path)
+            case "reread":
+                log.warning("%s has changed since it was found, and is read again", shown(file.path))
+                return Finding.NEW
+            case _:
+                return Finding.FOUND
+
+    def _note(self, chosen: list[FoundFile]) -> None:
+        self._handled.update(map(hash, chosen))
+        if self._source.order == "name":
+            self._name = chosen[-1].path if chosen else self._name
+            return
+        now_ms = time.time_ns() // 1_000_000
+        self._remembered.add([key_of(file) for file in chosen], now_ms, self._source.max_file_age_s * 1000)
+
+    def _stored(self) -> JsonObject:
+        return {"name": self._name, "schema": self._source.pinned_schema, "found": self._remembered.stored()}
+
+    def _count(self, file: FoundFile) -> int:
+        return -(-file.size // self._source.split_bytes) if self._source.can_cut(file.path) else 1
+
+    def _pieces(self, file: FoundFile) -> Iterator[FileSplit]:
+        """A file in ranges of about the same size, each at most as large as a split may be."""
+        count = self._count(file)
+        ends = [file.size * number // count for number in range(count + 1)]
+        for start, stop in pairwise(ends):
+            yield FileSplit(file.path, file.size, file.modified_ns, start, stop, self._source.schema_digest)
+
+
+def _by_path(listed: list[FoundFile]) -> Collection[FoundFile]:
+    """Each file once, though a listing may have it twice while the folder changes."""
+    return {file.path: file for file in listed}.values()
+
+
+def changed(path: str) -> DataLossError:
+    """What is raised of a file that is not the one that was found."""
+    return DataLossError(
+        f"{shown(path)} has changed since it was found: what was read of it is not what it has now. Write files under a name "
+        "that starts with '_' or '.', and rename them when they are whole; or choose on_changed_file='ignore' or 'reread'"
+    )

@@ -1,0 +1,75 @@
+"""The formats by their names, which of them can be packed or cut, and how a piece of a file is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from headrace.connectors.files.read.columnar import ArrowIpc, Avro, ColumnarFormat, Parquet
+from headrace.connectors.files.read.columns import FileRows, plain_schema
+from headrace.connectors.files.read.lines import (
+    Csv,
+    CsvLines,
+    JsonLines,
+    LineFormat,
+    TextLines,
+    read_csv_stream,
+    read_lines,
+    sample_lines,
+)
+from headrace.connectors.files.read.split import FileSplit
+from headrace.enumerator.errors import UsageError
+
+_COLUMNAR: dict[str, ColumnarFormat] = {"parquet": Parquet(), "arrow": ArrowIpc(), "avro": Avro()}
+_LINES: dict[str, LineFormat] = {"jsonl": JsonLines(), "text": TextLines()}
+NAMES = (*_COLUMNAR, *_LINES, "csv")
+_PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+"""What is unpacked: files of lines, by the ending of their names. The other formats pack by themselves."""
+
+
+@dataclass(frozen=True)
+class ReadFormat:
+    """A format by its name, and how CSV is written. Raises UsageError for a name that there is not."""
+
+    name: str
+    csv: Csv
+
+    def __post_init__(self) -> None:
+        """Refuse what there is not."""
+        if self.name not in NAMES:
+            raise UsageError(f"format must be one of {', '.join(NAMES)}, or Csv(...), not {self.name!r}")
+
+    def can_cut(self, path: str) -> bool:
+        """Whether this file can be read in ranges."""
+        if self.name in _COLUMNAR:
+            return _COLUMNAR[self.name].is_cut
+        return self._codec(path) is None and not (self.name == "csv" and self.csv.newlines_in_values)
+
+    def inferred(self, file: pa.NativeFile, path: str) -> pa.Schema:
+        """The schema of a file, or what its first lines suggest."""
+        if self.name in _COLUMNAR:
+            return plain_schema(_COLUMNAR[self.name].schema(file))
+        return plain_schema(self._lines.inferred(sample_lines(self._unpacked(file, path))))
+
+    def read(self, file: pa.NativeFile, split: FileSplit, wanted: pa.Schema, batch_rows: int) -> Iterator[FileRows]:
+        """The rows of a piece of a file behind those that were delivered."""
+        if self.name in _COLUMNAR:
+            return _COLUMNAR[self.name].read(file, split, wanted, batch_rows)
+        unpacked = self._unpacked(file, split.path)
+        if self.name == "csv" and self.csv.newlines_in_values:
+            return read_csv_stream(unpacked, split, self.csv, wanted, batch_rows)
+        return read_lines(unpacked, split, self._lines, wanted, batch_rows)
+
+    @property
+    def _lines(self) -> LineFormat:
+        return CsvLines(self.csv) if self.name == "csv" else _LINES[self.name]
+
+    @staticmethod
+    def _codec(path: str) -> str | None:
+        return next((codec for ending, codec in _PACKED.items() if path.endswith(ending)), None)
+
+    def _unpacked(self, file: pa.NativeFile, path: str) -> pa.NativeFile:
+        codec = self._codec(path)
+        return file if codec is None else pa.CompressedInputStream(file, codec)

@@ -1,0 +1,327 @@
+"""Text whose records are lines: JSON lines, CSV and plain text, cut at line ends, decoded by pyarrow.
+
+Bad lines are found by halving. A CSV file whose values hold newlines is read as a stream instead, and never cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
+from pyarrow import json as arrow_json
+
+from headrace.connectors.files.read.columns import BadRow, FileRows
+from headrace.connectors.files.read.split import FileSplit
+from headrace.connectors.formats.json_values import JsonFormat
+from headrace.connectors.formats.plain import StringFormat
+from headrace.connectors.formats.value_format import BadValue, DecodedValues
+from headrace.enumerator.errors import CorruptDataError, UsageError
+
+BLOCK_BYTES = 8 << 20
+SAMPLE_BYTES = 1 << 20
+_LINE_BYTES = 64 << 10
+_BOM = b"\xef\xbb\xbf"
+_QUOTED = re.compile(r"(columns, got \d+|invalid value)[: ].*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Csv:
+    """CSV that is not as the default has it.
+
+    - `delimiter` (default a comma) and `quote` (default `"`, doubled in a quoted value).
+    - `header`: whether the first line has the names of the columns (default True). Without it the schema has them, in order.
+    - `newlines_in_values`: whether quoted values may hold newlines (default False). Such a file is read by one reader, and
+      from its first bad value on it is bad.
+    - `null_values`: texts that mean null, also of text columns; by default pyarrow's, and a text is never null.
+
+    Raises UsageError.
+    """
+
+    delimiter: str = ","
+    quote: str = '"'
+    header: bool = True
+    newlines_in_values: bool = False
+    null_values: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is not CSV."""
+        for name in ("delimiter", "quote"):
+            letter = getattr(self, name)
+            if not isinstance(letter, str) or len(letter) != 1 or not letter.isascii() or letter in "\r\n":
+                raise UsageError(f"{name} must be one character of ASCII, not {letter!r}")
+        if isinstance(self.null_values, str):
+            raise UsageError(f"null_values must be a list of texts, not {self.null_values!r}")
+
+    def parsing(self) -> arrow_csv.ParseOptions:
+        """Of pyarrow's reader."""
+        return arrow_csv.ParseOptions(
+            delimiter=self.delimiter, quote_char=self.quote, newlines_in_values=self.newlines_in_values
+        )
+
+    def converting(self, wanted: pa.Schema, names: Sequence[str]) -> arrow_csv.ConvertOptions:
+        """Of pyarrow's reader, for these of a file's columns."""
+        kinds = {each.name: each.type for each in wanted if each.name in names}
+        options = arrow_csv.ConvertOptions(column_types=kinds, include_columns=list(kinds))
+        if self.null_values is not None:
+            options.null_values, options.strings_can_be_null = list(self.null_values), True
+        return options
+
+
+class LineDecoder(Protocol):
+    """Lines to the struct of the columns that are wanted."""
+
+    def decode(self, values: pa.Array) -> DecodedValues:
+        """As a value format does."""
+
+
+class TextDecoder:
+    """A line is the column `value`."""
+
+    def decode(self, values: pa.Array) -> DecodedValues:
+        decoded, bad = StringFormat().decode(values)
+        return DecodedValues(pa.StructArray.from_arrays([decoded], ["value"]), bad)
+
+
+class CsvDecoder:
+    """Lines of a file with these columns."""
+
+    def __init__(self, csv: Csv, names: Sequence[str], wanted: pa.Schema) -> None:
+        self._reading = arrow_csv.ReadOptions(column_names=list(names), use_threads=True)
+        self._parsing, self._converting = csv.parsing(), csv.converting(wanted, names)
+        self._kind = pa.struct([each for each in wanted if each.name in names])
+
+    def decode(self, values: pa.Array) -> DecodedValues:
+        bad: list[BadValue] = []
+        parts = self._halved(values, 0, bad)
+        return DecodedValues(pa.concat_arrays(parts) if parts else pa.nulls(0, self._kind), bad)
+
+    def _halved(self, lines: pa.Array, first: int, bad: list[BadValue]) -> list[pa.Array]:
+        try:
+            return [self._read(lines)] if len(lines) else []
+        except pa.ArrowInvalid as error:
+            if len(lines) == 1:
+                bad.append(BadValue(first, f"is not a row of these columns: {_reason(error)}"))
+                return [pa.nulls(1, self._kind)]
+        half = len(lines) // 2
+        return [*self._halved(lines.slice(0, half), first, bad), *self._halved(lines.slice(half), first + half, bad)]
+
+    def _read(self, lines: pa.Array) -> pa.Array:
+        if not self._kind.num_fields:
+            return pa.array([{}] * len(lines), self._kind)
+        data = _joined(lines)
+        self._reading.block_size = max(data.size + 1, 1 << 20)
+        table = arrow_csv.read_csv(
+            pa.BufferReader(data), read_options=self._reading, parse_options=self._parsing, convert_options=self._converting
+        )
+        if table.num_rows != len(lines):
+            raise pa.ArrowInvalid("a quoted value does not end in its line")
+        return table.to_struct_array().combine_chunks()
+
+
+def _reason(error: Exception) -> str:
+    """The reader's own, without the row of the block that was made here, and without the value."""
+    text = _QUOTED.sub(r"\1", str(error)).removeprefix("CSV parse error: ")
+    return text.split(": ", 1)[1] if text.startswith("Row #") else text
+
+
+def _joined(lines: pa.Array) -> pa.Buffer:
+    whole = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
+    return pc.binary_join(whole, b"\n")[0].as_buffer()
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+class LineFormat(Protocol):
+    """How lines are read. `first_line`: of the file, where the format `has_header`."""
+
+    @property
+    def has_header(self) -> bool: ...
+    @property
+    def skips_blank(self) -> bool: ...
+    def decoder(self, wanted: pa.Schema, first_line: bytes) -> LineDecoder: ...
+    def inferred(self, sample: bytes) -> pa.Schema:
+        """From whole lines, the header among them."""
+
+
+class TextLines:
+    """Plain text: each line is a record."""
+
+    has_header = False
+    skips_blank = False
+
+    def decoder(self, wanted: pa.Schema, first_line: bytes) -> LineDecoder:
+        """Into the column `value`."""
+        return TextDecoder()
+
+    def inferred(self, sample: bytes) -> pa.Schema:
+        """The column `value`."""
+        return pa.schema([("value", pa.string())])
+
+
+class JsonLines:
+    """An object in each line."""
+
+    has_header = False
+    skips_blank = True
+
+    def decoder(self, wanted: pa.Schema, first_line: bytes) -> LineDecoder:
+        """As `JsonFormat` has it."""
+        return JsonFormat(pa.struct(list(wanted)))
+
+    def inferred(self, sample: bytes) -> pa.Schema:
+        """As pyarrow does it."""
+        return arrow_json.read_json(pa.BufferReader(sample)).schema
+
+
+@dataclass(frozen=True)
+class CsvLines:
+    """Rows of CSV. Raises CorruptDataError for a file whose first line is not a header."""
+
+    csv: Csv
+
+    @property
+    def has_header(self) -> bool:
+        return self.csv.header
+
+    skips_blank = True
+
+    def decoder(self, wanted: pa.Schema, first_line: bytes) -> LineDecoder:
+        """Of a file with this header, or with the wanted columns."""
+        names = self._names(first_line) if self.csv.header else wanted.names
+        for name in wanted.names:
+            if names.count(name) > 1:
+                raise CorruptDataError(f"it has the column {name!r} {names.count(name)} times")
+        return CsvDecoder(self.csv, names, wanted)
+
+    def inferred(self, sample: bytes) -> pa.Schema:
+        """As pyarrow does it."""
+        reading = arrow_csv.ReadOptions(autogenerate_column_names=not self.csv.header)
+        return arrow_csv.read_csv(pa.BufferReader(sample), read_options=reading, parse_options=self.csv.parsing()).schema
+
+    def _names(self, header: bytes) -> list[str]:
+        table = arrow_csv.read_csv(pa.BufferReader(header + b"\n"), parse_options=self.csv.parsing())
+        return list(table.column_names)
+
+
+def read_lines(
+    file: pa.NativeFile, split: FileSplit, lines_of: LineFormat, wanted: pa.Schema, batch_rows: int
+) -> Iterator[FileRows]:
+    """The records of a range behind those that were delivered. Blank lines that are left out count as records.
+
+    `file`: unpacked, and then the range is all of it.
+    """
+    stop = split.stop if split.stop < split.size else None
+    header = b""
+    if lines_of.has_header and split.start:
+        header = next(line_blocks(file, 0, 1, _LINE_BYTES), b"")
+        file.seek(0)
+    decoder = None if lines_of.has_header and not split.start else lines_of.decoder(wanted, _trimmed(header))
+    behind = split.delivered
+    for block in line_blocks(file, split.start, stop):
+        if decoder is None:
+            header, _, block = block.partition(b"\n")  # noqa: PLW2901 - the header is no record
+            decoder = lines_of.decoder(wanted, _trimmed(header))
+        lines = as_lines(block)
+        if behind >= len(lines):
+            behind -= len(lines)
+            continue
+        lines, behind = lines.slice(behind), 0
+        for first in range(0, len(lines), batch_rows):
+            yield _decoded(lines.slice(first, batch_rows), decoder, lines_of)
+
+
+def _decoded(lines: pa.Array, decoder: LineDecoder, lines_of: LineFormat) -> FileRows:
+    rows = lines
+    if lines_of.skips_blank:
+        blank = pc.match_substring_regex(lines, r"\A[ \t\r]*\z")
+        if pc.any(blank).as_py():
+            rows = lines.filter(pc.invert(blank))
+    values, bad = decoder.decode(rows)
+    columns = dict(zip((each.name for each in values.type), values.flatten(), strict=True))
+    found = [BadRow(each.row, each.reason, rows[each.row].as_py()) for each in bad]
+    return FileRows(columns, len(rows), len(lines), found)
+
+
+def read_csv_stream(file: pa.NativeFile, split: FileSplit, csv: Csv, wanted: pa.Schema, batch_rows: int) -> Iterator[FileRows]:
+    """The rows of a file whose values may hold newlines."""
+    names = wanted.names
+    if csv.header:
+        head = arrow_csv.open_csv(file, parse_options=csv.parsing())
+        names = head.schema.names
+        file.seek(0)
+    reading = arrow_csv.ReadOptions(column_names=names, skip_rows=int(csv.header), block_size=BLOCK_BYTES)
+    reader = arrow_csv.open_csv(
+        file, read_options=reading, parse_options=csv.parsing(), convert_options=csv.converting(wanted, names)
+    )
+    behind = split.delivered
+    for batch in reader:
+        rest = batch.slice(min(behind, batch.num_rows))
+        behind -= batch.num_rows - rest.num_rows
+        for first in range(0, rest.num_rows, batch_rows):
+            part = rest.slice(first, batch_rows)
+            yield FileRows(dict(zip(part.schema.names, part.columns, strict=True)), part.num_rows, part.num_rows)
+
+
+def sample_lines(file: pa.NativeFile) -> bytes:
+    """The first lines of a file."""
+    return next(line_blocks(file, 0, None, SAMPLE_BYTES), b"")
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def line_blocks(file: pa.NativeFile, start: int, stop: int | None, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+    """The lines that start in this range, whole: some at a time, and always at least one. `stop` None: to the end."""
+    first, data = _from_first_line(file, start, block_bytes)
+    at = first + len(data)
+    while stop is None or first < stop:
+        cut = (data.rfind(b"\n") if stop is None or at < stop else data.find(b"\n", stop - 1 - first)) + 1
+        if cut:
+            yield data[:cut]
+            first, data = first + cut, data[cut:]
+            continue
+        chunk = file.read(block_bytes if stop is None else min(block_bytes, max(stop - at, _LINE_BYTES)))
+        if not chunk:
+            if data:
+                yield data
+            return
+        data, at = data + chunk, at + len(chunk)
+
+
+def _from_first_line(file: pa.NativeFile, start: int, block_bytes: int) -> tuple[int, bytes]:
+    """Where the first line starts that does so in or behind this place, and bytes from there on.
+
+    The byte before the place says whether a line starts with it. What marks a file as UTF-8 is in no line.
+    """
+    if not start:
+        data = file.read(block_bytes)
+        return (len(_BOM), data[len(_BOM) :]) if data.startswith(_BOM) else (0, data)
+    at = start - 1
+    file.seek(at)
+    while chunk := file.read(_LINE_BYTES):
+        newline = chunk.find(b"\n")
+        if newline >= 0:
+            return at + newline + 1, chunk[newline + 1 :]
+        at += len(chunk)
+    return at, b""
+
+
+def as_lines(block: bytes) -> pa.Array:
+    """Lines without their ends."""
+    text = block.replace(b"\r\n", b"\n") if b"\r\n" in block else block
+    text = text.removesuffix(b"\n") if text.endswith(b"\n") else text.removesuffix(b"\r")
+    if not block:
+        return pa.array([], pa.binary())
+    offsets = pa.array([0, len(text)], pa.int32()).buffers()[1]
+    whole = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(text)])
+    return pc.split_pattern(whole, "\n").flatten()
+
+
+def _trimmed(header: bytes) -> bytes:
+    return header.removesuffix(b"\n").removesuffix(b"\r")

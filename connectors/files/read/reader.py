@@ -1,0 +1,179 @@
+"""Reads pieces of files, one after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.connectors.base.counters import COUNTERS, Counted
+from headrace.connectors.files.read.columns import BadRow, FileColumns, FileRows, bad_record
+from headrace.connectors.files.read.discovery import changed
+from headrace.connectors.files.read.split import FileSplit, shown
+from headrace.enumerator.errors import CorruptDataError, DataLossError, HeadraceError, PeerError, RetriableError, StateError
+from headrace.enumerator.source import SourceReader, SplitBatch
+
+if TYPE_CHECKING:
+    from headrace.connectors.files.read.source import FileSource
+
+log = logging.getLogger(__name__)
+
+
+class FileReader(SourceReader[FileSplit]):
+    """Reads in the thread of `poll`; pyarrow reads Parquet ahead in threads of its own."""
+
+    def __init__(self, source: FileSource) -> None:
+        self._source = source
+        self._folder = source.folder()
+        self._waiting: deque[FileSplit] = deque()
+        self._open: _OpenPiece | None = None
+        self._failure: HeadraceError | None = None
+
+    def add_splits(self, splits: Sequence[FileSplit]) -> None:
+        self._waiting.extend(splits)
+
+    def poll(self, timeout: float) -> SplitBatch[FileSplit] | None:
+        """Up to `batch_rows` rows of a piece; None when none is left. Waits for the filesystem however long it takes.
+
+        Raises RetriableError for a store that is away, after which the next call tries again; CorruptDataError for what cannot
+        be read where that fails, DataLossError for a file that is gone or has changed, StateError for one that was found with
+        another schema: these then for ever.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._open is None:
+            if not self._waiting:
+                return None
+            self._open = _OpenPiece(self._source, self._waiting.popleft())
+        piece = self._open
+        try:
+            batch = piece.read()
+        except RetriableError:
+            self._close_piece()
+            self._waiting.appendleft(piece.split)
+            raise
+        except HeadraceError as error:
+            self._failure = error
+            raise
+        if batch.finished:
+            self._close_piece()
+        return batch
+
+    def close(self) -> None:
+        self._waiting.clear()
+        self._close_piece()
+
+    def _close_piece(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+class _OpenPiece:
+    """A piece that is being read. It is opened by the first `read`."""
+
+    def __init__(self, source: FileSource, split: FileSplit) -> None:
+        self.split = split
+        self._source = source
+        self._folder = source.folder()
+        self._file: pa.NativeFile | None = None
+        self._columns: FileColumns | None = None
+        self._rows: Iterator[FileRows] | None = None
+        self._next: FileRows | None = None
+
+    def read(self) -> SplitBatch[FileSplit]:
+        """The next rows; after the last, none."""
+        is_last = False
+        try:
+            if self._rows is None:
+                self._rows = self._opened()
+            found = next(self._rows, None)
+            if found is None:
+                self._check_same()
+        except Exception as error:  # noqa: BLE001 - what is not known is raised again
+            found, is_last = self._after(error), True
+        if found is None:
+            return SplitBatch(self.split, _no_rows(self._source.schema), finished=True)
+        batch = self._batch(found)
+        return SplitBatch(self.split, batch, is_last)
+
+    def close(self) -> None:
+        self._rows = None
+        if self._file is not None:
+            self._file.close()
+
+    def _opened(self) -> Iterator[FileRows]:
+        split, source = self.split, self._source
+        if split.schema and split.schema != source.schema_digest and source.schema_digest:
+            raise StateError(
+                f"{shown(split.path)} was found with another inferred schema than this process has: {source.schema_text}. Give "
+                "the schema, so that it is the same everywhere"
+            )
+        self._check_same()
+        self._columns = source.columns.of_file(split.path)
+        self._file = self._folder.open(split.path)
+        return source.format.read(self._file, split, self._columns.wanted, source.batch_rows)
+
+    def _check_same(self) -> None:
+        """Raise where the file is not the version that was found."""
+        split = self.split
+        now = self._folder.find(split.path)
+        if (now.size, now.modified_ns) == (split.size, split.modified_ns) or self._source.on_changed_file == "ignore":
+            return
+        raise _ChangedFileError if self._source.on_changed_file == "reread" else changed(split.path)
+
+    def _batch(self, found: FileRows) -> pa.RecordBatch:
+        columns = self._columns or FileColumns(self._source.columns, pa.schema([]), {})
+        batch = columns.batch(found, self.split)
+        self.split = replace(self.split, delivered=self.split.delivered + found.records)
+        skips = self._source.on_bad_record == "skip"
+        COUNTERS.add(Counted.RECORDS_SKIPPED if skips else Counted.RECORDS_KEPT_BAD, len(found.bad))
+        return batch
+
+    def _after(self, error: Exception) -> FileRows | None:
+        """What is left of a file that this was raised of, unless it is to be raised."""
+        name = shown(self.split.path)
+        match error:
+            case FileNotFoundError() if self._source.fail_on_data_loss:
+                raise DataLossError(
+                    f"{name} is gone since it was found: put it back, or read without it: fail_on_data_loss=False"
+                ) from error
+            case FileNotFoundError():
+                log.warning("%s is gone since it was found: its rows, or the rest of them, are not read", name)
+                return None
+            case _ChangedFileError():
+                log.warning("%s has changed since it was found: the rest of what it was is not read", name)
+                return None
+            case CorruptDataError():
+                return self._bad_file(error)
+            case HeadraceError() | MemoryError():
+                raise error
+            case OSError() if error.errno is not None:
+                raise PeerError(f"{name} cannot be read: {error}") from error
+            case pa.ArrowException() | ValueError() | EOFError() | OSError():  # Arrow's own have no number
+                return self._bad_file(error)
+        raise error
+
+    def _bad_file(self, error: Exception) -> FileRows | None:
+        """What is left of a file that cannot be read: as one bad record, or nothing."""
+        row = BadRow(0, f"the file cannot be read here: {error}")
+        on_bad = self._source.on_bad_record
+        if on_bad == "fail":
+            raise bad_record(self.split, row) from error
+        log.warning("%s, after %d records: %s", shown(self.split.path), self.split.delivered, row.reason)
+        if on_bad == "keep":
+            return FileRows({}, 1, 1, [row])
+        COUNTERS.add(Counted.RECORDS_SKIPPED, 1)
+        return None
+
+
+class _ChangedFileError(Exception):
+    """The file is another version, which will be found as such."""
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.record_batch([pa.nulls(0, each.type) for each in schema], schema=schema)
