@@ -7,18 +7,21 @@ So a file that appears late, by a rename or in a listing, is found as long as it
 
 from __future__ import annotations
 
-import struct
+import os
 import zlib
+from array import array
 from base64 import b64decode, b64encode
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from hashlib import blake2b
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, TypeAlias
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from headrace.connectors.files.read.folders import FoundFile
-from headrace.connectors.files.read.split import quoted
 from headrace.enumerator.errors import StateError
 from headrace.enumerator.source import JsonObject
 
@@ -42,7 +45,7 @@ class Finding(Enum):
 
 def key_of(file: FoundFile) -> Key:
     """Its place in the order."""
-    digest = blake2b(quoted(file.path).encode(), digest_size=8).digest()
+    digest = blake2b(os.fsencode(file.path), digest_size=8).digest()
     return file.modified_ns // 1_000_000, int.from_bytes(digest, "little")
 
 
@@ -51,20 +54,20 @@ def age_order(file: FoundFile) -> tuple[int, str]:
     return file.modified_ns, file.path
 
 
-@dataclass
 class Remembered:
     """The files found so far. Of a bounded source: where it is, and the last file that was there when it started.
 
-    `horizon`: the last file that is forgotten. `times`: by digest of the path, of each file that is remembered.
+    `horizon`: the last file that is forgotten. `end`: the last one of a bounded source.
     """
 
-    horizon: Key = _NEVER
-    times: dict[int, int] = field(default_factory=dict)
-    end: Key | None = None
+    def __init__(self, horizon: Key = _NEVER, end: Key | None = None) -> None:
+        self.horizon, self.end = horizon, end
+        self._known: dict[int, int] = {}  # digest of a path to the time of its file
+        self._times, self._digests = array("q"), array("Q")  # of the same files, in order: what is stored
 
     def finding(self, key: Key) -> Finding:
         """What a file with this key is."""
-        known = self.times.get(key[1])
+        known = self._known.get(key[1])
         if known is not None:
             return Finding.FOUND if known == key[0] else Finding.CHANGED
         if key <= self.horizon or (self.end is not None and key > self.end):
@@ -79,45 +82,54 @@ class Remembered:
         if self.end is not None:
             self.horizon = max([self.horizon, *keys])
             return
-        self.times.update((digest, time) for time, digest in keys)
-        if not self.times:
+        for key in keys:
+            self._insert(key)
+        if not self._times:
             return
-        oldest = min(max(self.times.values()), now_ms) - age_ms
-        ordered = sorted((time, digest) for digest, time in self.times.items())
-        kept = [key for key in ordered if key[0] >= oldest][-MOST_REMEMBERED:]
-        if len(kept) < len(ordered):
-            self.horizon = max(self.horizon, ordered[-len(kept) - 1] if kept else ordered[-1])
-            self.times = {digest: time for time, digest in kept}
-        if oldest > self.horizon[0]:
-            self.horizon = (int(oldest), 0)
+        oldest = int(min(self._times[-1], now_ms) - age_ms)
+        forgotten = max(bisect_left(self._times, oldest), len(self._times) - MOST_REMEMBERED)
+        if forgotten > 0:
+            self.horizon = max(self.horizon, (self._times[forgotten - 1], self._digests[forgotten - 1]))
+            for digest in self._digests[:forgotten]:
+                del self._known[digest]
+            del self._times[:forgotten], self._digests[:forgotten]
+        self.horizon = max(self.horizon, (oldest, 0))
+
+    def _insert(self, key: Key) -> None:
+        time, digest = key
+        if digest in self._known:  # of a file that has changed
+            at = self._place((self._known[digest], digest))
+            del self._times[at], self._digests[at]
+        at = self._place(key)
+        self._times.insert(at, time)
+        self._digests.insert(at, digest)
+        self._known[digest] = time
+
+    def _place(self, key: Key) -> int:
+        first, last = bisect_left(self._times, key[0]), bisect_right(self._times, key[0])
+        return bisect_left(self._digests, key[1], first, last)
 
     def stored(self) -> dict[str, Any]:
-        """As JSON has it: the times as differences, as those are alike."""
-        ordered = sorted((time, digest) for digest, time in self.times.items())
-        steps = [later[0] - earlier[0] for earlier, later in pairwise([(0, 0), *ordered])]
+        """As JSON has it: the times as differences, which are alike and small."""
+        times = pa.Array.from_buffers(pa.int64(), len(self._times), [None, pa.py_buffer(self._times.tobytes())])
+        steps = pc.fill_null(pc.pairwise_diff(times), times[0]) if len(times) else times
         return {
             "horizon": list(self.horizon),
-            "times": _packed("q", steps),
-            "paths": _packed("Q", [digest for _, digest in ordered]),
             "end": None if self.end is None else list(self.end),
+            "times": b64encode(zlib.compress(steps.buffers()[1] or b"", 1)).decode(),
+            "paths": b64encode(self._digests.tobytes()).decode(),
         }
 
     @classmethod
     def restored(cls, data: JsonObject) -> Remembered:
         """What `stored` gave. Raises StateError for anything else."""
         try:
-            horizon, end = data["horizon"], data["end"]
-            times = accumulate(_unpacked("q", data["times"]))
-            found = dict(zip(_unpacked("Q", data["paths"]), times, strict=True))
-            return cls((int(horizon[0]), int(horizon[1])), found, None if end is None else (int(end[0]), int(end[1])))
-        except (KeyError, TypeError, ValueError, IndexError, zlib.error, struct.error) as error:
+            (time, digest), end = data["horizon"], data["end"]
+            made = cls((int(time), int(digest)), None if end is None else (int(end[0]), int(end[1])))
+            steps = array("q", zlib.decompress(b64decode(data["times"], validate=True)))
+            made._times = array("q", accumulate(steps))
+            made._digests = array("Q", b64decode(data["paths"], validate=True))
+            made._known = dict(zip(made._digests, made._times, strict=True))
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError, zlib.error) as error:
             raise StateError(f"what a checkpoint has of the files that were found cannot be read: {error!r}") from error
-
-
-def _packed(kind: str, numbers: list[int]) -> str:
-    return b64encode(zlib.compress(struct.pack(f"<{len(numbers)}{kind}", *numbers), 1)).decode()
-
-
-def _unpacked(kind: str, text: str) -> tuple[int, ...]:
-    data = zlib.decompress(b64decode(text, validate=True))
-    return struct.unpack(f"<{len(data) // 8}{kind}", data)
+        return made

@@ -52,12 +52,13 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         while self._waiting and pieces < limit:
             chosen.append(self._waiting.popleft())
             pieces += self._count(chosen[-1])
+        schema = self._source.schema_digest if chosen else ""  # known before the cursor is stored, which has it
         if chosen or self._last is None:
             self._note(chosen)
             self._last = self._stored()
         more = bool(self._waiting)
         in_order = chosen if self._source.order == "name" else sorted(chosen, key=age_order)
-        splits = [piece for file in in_order for piece in self._pieces(file)]
+        splits = [piece for file in in_order for piece in self._pieces(file, schema)]
         return DiscoveryResult(splits, complete=not self._source.watch and not more, cursor=self._last, more=more)
 
     def _restore(self, cursor: JsonObject | None) -> None:
@@ -136,12 +137,12 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
     def _count(self, file: FoundFile) -> int:
         return -(-file.size // self._source.split_bytes) if self._source.can_cut(file.path) else 1
 
-    def _pieces(self, file: FoundFile) -> Iterator[FileSplit]:
+    def _pieces(self, file: FoundFile, schema: str) -> Iterator[FileSplit]:
         """A file in ranges of about the same size, each at most as large as a split may be."""
         count = self._count(file)
         ends = [file.size * number // count for number in range(count + 1)]
         for start, stop in pairwise(ends):
-            yield FileSplit(file.path, file.size, file.modified_ns, start, stop, self._source.schema_digest)
+            yield FileSplit(file.path, file.size, file.modified_ns, start, stop, schema)
 
 
 def _by_path(listed: list[FoundFile]) -> Collection[FoundFile]:

@@ -125,20 +125,18 @@ class _LocalFolder(Folder):
         prefix = f"{folder}/" if folder else ""
         with os.scandir(os.path.join(self._root, folder)) as entries:
             for entry in entries:
-                name = entry.name
-                if name[0] in "._" and is_hidden(name):
-                    continue
                 try:
-                    if entry.is_dir():
-                        (links if entry.is_symlink() else folders).append(prefix + name)
-                        continue
                     status = entry.stat()
                 except OSError as error:
                     if error.errno in (errno.ENOENT, errno.ELOOP):  # removed just now, or a link to nothing
                         continue
                     raise
-                file = (prefix + name, status.st_size, status.st_mtime_ns)
-                if hash(file) not in skipped and file[1] and stat.S_ISREG(status.st_mode) and not name.endswith("._COPYING_"):
+                file = (prefix + entry.name, status.st_size, status.st_mtime_ns)
+                if hash(file) in skipped or is_hidden(entry.name):
+                    continue
+                if stat.S_ISDIR(status.st_mode):
+                    (links if entry.is_symlink() else folders).append(file[0])
+                elif status.st_size and stat.S_ISREG(status.st_mode):
                     found.append(FoundFile(*file))
 
     def find(self, path: str) -> FoundFile:

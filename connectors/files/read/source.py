@@ -146,7 +146,7 @@ class FileSource(Source[FileSplit]):
     # --- what is read ---------------------------------------------------------------------------------------------------
 
     @property
-    def schema(self) -> pa.Schema:  # type: ignore[override]  # known once it is asked for
+    def schema(self) -> pa.Schema:  # known once it is asked for
         """Of the batches. Reads files at the first use, if no schema was given; a copy by pickle then has it, too.
 
         Raises UsageError where there are no files to infer it from, or for columns that there are not.
