@@ -47,12 +47,13 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
             self._restore(cursor)
         if not self._waiting:
             self._list(missing=UsageError if cursor is None else RetriableError)
+        # inferred before a file is taken from those that wait, as it may fail, and before the cursor is stored, which has it
+        schema = self._source.schema_digest if self._waiting else ""
         chosen: list[FoundFile] = []
         pieces = 0
         while self._waiting and pieces < limit:
             chosen.append(self._waiting.popleft())
             pieces += self._count(chosen[-1])
-        schema = self._source.schema_digest if chosen else ""  # known before the cursor is stored, which has it
         if chosen or self._last is None:
             self._note(chosen)
             self._last = self._stored()
@@ -135,7 +136,8 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         return {"name": self._name, "schema": self._source.pinned_schema, "found": self._remembered.stored()}
 
     def _count(self, file: FoundFile) -> int:
-        return -(-file.size // self._source.split_bytes) if self._source.can_cut(file.path) else 1
+        parts = -(-file.size // self._source.split_bytes)
+        return parts if parts > 1 and self._source.can_cut(file.path) else 1
 
     def _pieces(self, file: FoundFile, schema: str) -> Iterator[FileSplit]:
         """A file in ranges of about the same size, each at most as large as a split may be."""
