@@ -1,7 +1,8 @@
 """Which files were found: small whatever their number, and exact for those within a horizon.
 
 Files are found in the order of their modification time, then of a digest of their path. Behind the horizon nothing is
-remembered, and nothing is found. Ahead of it each found file is remembered by 64 bits of its path and its time in milliseconds.
+remembered, and nothing is found. Ahead of it each found file is remembered by 64 bits of its path, its time, and 16 bits of its
+size.
 So a file that appears late, by a rename or in a listing, is found as long as its time is ahead of the horizon.
 """
 
@@ -25,13 +26,13 @@ from headrace.connectors.files.read.folders import FoundFile
 from headrace.enumerator.errors import StateError
 from headrace.enumerator.source import JsonObject
 
-MOST_REMEMBERED = 60_000
+MOST_REMEMBERED = 50_000
 """Files. Each takes some 14 bytes of a checkpoint."""
 _FAR = 1 << 62
-_NEVER = (-_FAR, 0)
+_NEVER = (-_FAR, 0, 0)
 
-Key: TypeAlias = tuple[int, int]
-"""The place of a file in the order: its time in milliseconds, and the digest of its path."""
+Key: TypeAlias = tuple[int, int, int]
+"""A file's place in the order: its time in milliseconds, the digest of its path, and 16 bits of its size and exact time."""
 
 
 class Finding(Enum):
@@ -46,7 +47,8 @@ class Finding(Enum):
 def key_of(file: FoundFile) -> Key:
     """Its place in the order."""
     digest = blake2b(os.fsencode(file.path), digest_size=8).digest()
-    return file.modified_ns // 1_000_000, int.from_bytes(digest, "little")
+    version = zlib.crc32(f"{file.size} {file.modified_ns}".encode()) & 0xFFFF
+    return file.modified_ns // 1_000_000, int.from_bytes(digest, "little"), version
 
 
 def age_order(file: FoundFile) -> tuple[int, str]:
@@ -62,14 +64,14 @@ class Remembered:
 
     def __init__(self, horizon: Key = _NEVER, end: Key | None = None) -> None:
         self.horizon, self.end = horizon, end
-        self._known: dict[int, int] = {}  # digest of a path to the time of its file
-        self._times, self._digests = array("q"), array("Q")  # of the same files, in order: what is stored
+        self._known: dict[int, tuple[int, int]] = {}  # digest of a path to time and version
+        self._times, self._digests, self._versions = _arrays()  # of the same files, in order: what is stored
 
     def finding(self, key: Key) -> Finding:
         """What a file with this key is."""
         known = self._known.get(key[1])
         if known is not None:
-            return Finding.FOUND if known == key[0] else Finding.CHANGED
+            return Finding.FOUND if known == (key[0], key[2]) else Finding.CHANGED
         if key <= self.horizon or (self.end is not None and key > self.end):
             return Finding.BEHIND
         return Finding.NEW
@@ -89,25 +91,32 @@ class Remembered:
         oldest = int(min(self._times[-1], now_ms) - age_ms)
         forgotten = max(bisect_left(self._times, oldest), len(self._times) - MOST_REMEMBERED)
         if forgotten > 0:
-            self.horizon = max(self.horizon, (self._times[forgotten - 1], self._digests[forgotten - 1]))
+            last = forgotten - 1
+            self.horizon = max(self.horizon, (self._times[last], self._digests[last], self._versions[last]))
             for digest in self._digests[:forgotten]:
                 del self._known[digest]
-            del self._times[:forgotten], self._digests[:forgotten]
-        self.horizon = max(self.horizon, (oldest, 0))
+            for column in self._columns:
+                del column[:forgotten]
+        self.horizon = max(self.horizon, (oldest, 0, 0))
+
+    @property
+    def _columns(self) -> tuple[array[int], array[int], array[int]]:
+        return self._times, self._digests, self._versions
 
     def _insert(self, key: Key) -> None:
-        time, digest = key
+        time, digest, version = key
         if digest in self._known:  # of a file that has changed
-            at = self._place((self._known[digest], digest))
-            del self._times[at], self._digests[at]
-        at = self._place(key)
-        self._times.insert(at, time)
-        self._digests.insert(at, digest)
-        self._known[digest] = time
+            at = self._place(self._known[digest][0], digest)
+            for column in self._columns:
+                del column[at]
+        at = self._place(time, digest)
+        for column, value in zip(self._columns, key, strict=True):
+            column.insert(at, value)
+        self._known[digest] = (time, version)
 
-    def _place(self, key: Key) -> int:
-        first, last = bisect_left(self._times, key[0]), bisect_right(self._times, key[0])
-        return bisect_left(self._digests, key[1], first, last)
+    def _place(self, time: int, digest: int) -> int:
+        first, last = bisect_left(self._times, time), bisect_right(self._times, time)
+        return bisect_left(self._digests, digest, first, last)
 
     def stored(self) -> dict[str, Any]:
         """As JSON has it: the times as differences, which are alike and small."""
@@ -118,18 +127,29 @@ class Remembered:
             "end": None if self.end is None else list(self.end),
             "times": b64encode(zlib.compress(steps.buffers()[1] or b"", 1)).decode(),
             "paths": b64encode(self._digests.tobytes()).decode(),
+            "versions": b64encode(self._versions.tobytes()).decode(),
         }
 
     @classmethod
     def restored(cls, data: JsonObject) -> Remembered:
         """What `stored` gave. Raises StateError for anything else."""
         try:
-            (time, digest), end = data["horizon"], data["end"]
-            made = cls((int(time), int(digest)), None if end is None else (int(end[0]), int(end[1])))
+            end = data["end"]
+            made = cls(_key(data["horizon"]), None if end is None else _key(end))
             steps = array("q", zlib.decompress(b64decode(data["times"], validate=True)))
             made._times = array("q", accumulate(steps))
             made._digests = array("Q", b64decode(data["paths"], validate=True))
-            made._known = dict(zip(made._digests, made._times, strict=True))
+            made._versions = array("H", b64decode(data["versions"], validate=True))
+            made._known = {digest: (time, version) for time, digest, version in zip(*made._columns, strict=True)}
         except (KeyError, TypeError, ValueError, IndexError, OverflowError, zlib.error) as error:
             raise StateError(f"what a checkpoint has of the files that were found cannot be read: {error!r}") from error
         return made
+
+
+def _arrays() -> tuple[array[int], array[int], array[int]]:
+    return array("q"), array("Q"), array("H")
+
+
+def _key(data: Any) -> Key:  # noqa: ANN401 - JSON
+    time, digest, version = data
+    return int(time), int(digest), int(version)

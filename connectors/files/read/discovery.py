@@ -47,8 +47,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
             self._restore(cursor)
         if not self._waiting:
             self._list(missing=UsageError if cursor is None else RetriableError)
-        # inferred before a file is taken from those that wait, as it may fail, and before the cursor is stored, which has it
-        schema = self._source.schema_digest if self._waiting else ""
+        schema = self._schema() if self._waiting else ""
         chosen: list[FoundFile] = []
         pieces = 0
         while self._waiting and pieces < limit:
@@ -61,6 +60,14 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         in_order = chosen if self._source.order == "name" else sorted(chosen, key=age_order)
         splits = [piece for file in in_order for piece in self._pieces(file, schema)]
         return DiscoveryResult(splits, complete=not self._source.watch and not more, cursor=self._last, more=more)
+
+    def _schema(self) -> str:
+        """Asked for before a file is taken from those that wait, and before the cursor is stored, which has it."""
+        try:
+            return self._source.schema_digest
+        except HeadraceError:
+            self._waiting.clear()  # listed again, as a file may be mended
+            raise
 
     def _restore(self, cursor: JsonObject | None) -> None:
         self._waiting.clear()
@@ -90,10 +97,11 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
 
     def _by_name(self, listed: list[FoundFile]) -> Iterator[FoundFile]:
         for file in sorted(_by_path(listed)):
-            self._handled.add(hash(file))
             end = self._remembered.end
             if self._source.selects_name(file.path) and file.path > self._name and (end is None or key_of(file) <= end):
                 yield file
+            else:
+                self._handled.add(hash(file))
 
     def _by_time(self, listed: list[FoundFile]) -> list[FoundFile]:
         new: list[tuple[Key, FoundFile]] = []

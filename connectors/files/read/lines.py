@@ -277,19 +277,22 @@ def sample_lines(file: pa.NativeFile) -> bytes:
 
 
 def line_blocks(file: pa.NativeFile, start: int, stop: int | None, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
-    """The lines that start in this range, whole: some at a time, and always at least one. `stop` None: to the end."""
+    """The lines that start in this range, whole: some at a time, and always at least one. `stop` None: to the end.
+
+    What marks a file as UTF-8 is left out.
+    """
     first, data = _from_first_line(file, start, block_bytes)
     at = first + len(data)
     while stop is None or first < stop:
         cut = (data.rfind(b"\n") if stop is None or at < stop else data.find(b"\n", stop - 1 - first)) + 1
         if cut:
-            yield data[:cut]
+            yield data[:cut] if first else data[:cut].removeprefix(_BOM)
             first, data = first + cut, data[cut:]
             continue
         chunk = file.read(block_bytes if stop is None else min(block_bytes, max(stop - at, _LINE_BYTES)))
         if not chunk:
             if data:
-                yield data
+                yield data if first else data.removeprefix(_BOM)
             return
         data, at = data + chunk, at + len(chunk)
 
@@ -297,11 +300,10 @@ def line_blocks(file: pa.NativeFile, start: int, stop: int | None, block_bytes: 
 def _from_first_line(file: pa.NativeFile, start: int, block_bytes: int) -> tuple[int, bytes]:
     """Where the first line starts that does so in or behind this place, and bytes from there on.
 
-    The byte before the place says whether a line starts with it. What marks a file as UTF-8 is in no line.
+    The byte before the place says whether a line starts with it.
     """
     if not start:
-        data = file.read(block_bytes)
-        return (len(_BOM), data[len(_BOM) :]) if data.startswith(_BOM) else (0, data)
+        return 0, file.read(block_bytes)
     at = start - 1
     file.seek(at)
     while chunk := file.read(_LINE_BYTES):

@@ -50,7 +50,7 @@ class FileSource(Source[FileSplit]):
       "name" is for names that sort by time, whole paths compared: nothing is remembered but the last one, and a file
       whose name sorts before it is never read.
     - `max_file_age_s`: how far behind the newest file read an older one may still appear (default 7 days). Files with older
-      times are not read any more, except by the first listing. The newest 60,000 are remembered at most, so where more of
+      times are not read any more, except by the first listing. The newest 50,000 are remembered at most, so where more of
       them come within that time it is shorter.
     - `on_changed_file`: what becomes of a file that changes after it was found: "fail" (default) raises DataLossError;
       "ignore" keeps what was read; "reread" reads all of it again, where files are watched.
@@ -176,7 +176,7 @@ class FileSource(Source[FileSplit]):
         except (ValueError, TypeError, OSError) as error:
             raise StateError(f"the schema in a checkpoint of files cannot be read: {error}") from error
         if self._inferred is not None and self._inferred != schema:
-            one, other = ({str(each) for each in found} for found in (self._inferred, schema))
+            one, other = ({f"{each.name}: {each.type}" for each in found} for found in (self._inferred, schema))
             raise StateError(
                 f"{self.path}: the files have another schema than when the checkpoint was made: without "
                 f"{', '.join(sorted(other - one)) or 'no column'}, with {', '.join(sorted(one - other)) or 'another order'}. "
@@ -192,7 +192,7 @@ class FileSource(Source[FileSplit]):
     @property
     def schema_text(self) -> str:
         """For messages."""
-        return ", ".join(str(each) for each in self.columns.data)
+        return ", ".join(f"{each.name}: {each.type}" for each in self.columns.data)
 
     def _infer(self) -> pa.Schema:
         folder = self.folder()

@@ -1,0 +1,350 @@
+"""Which files are found: each once, whenever it appears, by a cursor that stays small."""
+
+import json
+import logging
+import os
+import pickle
+import random
+import time
+from contextlib import closing
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.connectors.files.read.cursor import MOST_REMEMBERED, Finding, Remembered
+from headrace.connectors.files.read.discovery import FileDiscovery
+from headrace.enumerator import EmbeddedRun
+from headrace.enumerator.errors import (
+    CorruptDataError,
+    DataLossError,
+    ProtocolViolationError,
+    RetriableError,
+    StateError,
+    UsageError,
+)
+from headrace.files import FileSource
+from tests.helpers.reading_files import found, rows
+
+VALUE = pa.schema([("value", pa.string())])
+DAY_S = 86_400
+NOW_S = 1_700_000_000
+
+
+def source_of(folder: Path, **arguments) -> FileSource:
+    return FileSource(str(folder), **{"format": "text", "schema": VALUE, "watch": True, **arguments})
+
+
+def write(path: Path, modified_s: float, text: str = "x\n") -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    os.utime(path, (modified_s, modified_s))
+
+
+def paths(found_: tuple) -> list[str]:
+    return [split.path for split in found_[0]]
+
+
+@pytest.fixture(params=["one discovery", "restored"])
+def look(request):
+    """The paths that are found next by a source: by the same discovery, or by one that starts at the cursor each time."""
+    opened: dict[int, FileDiscovery] = {}
+    cursors: dict[int, object] = {}
+
+    def found_next(source: FileSource) -> list[str]:
+        key = id(source)
+        if request.param == "restored" or key not in opened:
+            opened[key] = source.create_discovery()
+        answer = opened[key].after(cursors.get(key), 1000)
+        cursors[key] = json.loads(json.dumps(answer.cursor))
+        return [split.path for split in answer.added]
+
+    return found_next
+
+
+# --- time order ---------------------------------------------------------------------------------------------------------
+def test_files_are_found_once_oldest_first(tmp_path, look):
+    source = source_of(tmp_path)
+    assert look(source) == []
+    write(tmp_path / "b", NOW_S)
+    write(tmp_path / "a", NOW_S + 1)
+    write(tmp_path / "c", NOW_S)
+    assert look(source) == ["b", "c", "a"]
+    assert look(source) == []
+    write(tmp_path / "0", NOW_S + 1)
+    assert look(source) == ["0"]
+    assert look(source) == []
+
+
+def test_a_file_that_appears_late_is_found(tmp_path, look):
+    """Renamed into place, its time is older than that of others; or a listing has left it out. Gone and back, it is not new."""
+    source = source_of(tmp_path)
+    write(tmp_path / "1", NOW_S)
+    write(tmp_path / "_2", NOW_S - DAY_S)
+    assert look(source) == ["1"]
+    (tmp_path / "_2").rename(tmp_path / "2")
+    assert look(source) == ["2"]
+    (tmp_path / "1").rename(tmp_path / "_1")
+    assert look(source) == []
+    (tmp_path / "_1").rename(tmp_path / "1")
+    assert look(source) == []
+
+
+def test_a_listing_that_has_a_file_twice(tmp_path, monkeypatch):
+    source = source_of(tmp_path)
+    write(tmp_path / "1", NOW_S)
+    discovery = source.create_discovery()
+    listed = discovery._folder.list_files
+    monkeypatch.setattr(discovery._folder, "list_files", lambda handled: listed(handled) * 2)
+    assert [split.path for split in discovery.after(None, 100).added] == ["1"]
+
+
+def test_behind_the_horizon_nothing_is_found(tmp_path, look):
+    """But all files of the first listing are, however old; and one of the future does not move the horizon."""
+    source = source_of(tmp_path, max_file_age_s=DAY_S)
+    write(tmp_path / "ancient", 1)
+    write(tmp_path / "future", NOW_S * 100)
+    write(tmp_path / "new", NOW_S)
+    assert look(source) == ["ancient", "new", "future"]
+    write(tmp_path / "too old", NOW_S - 2 * DAY_S)
+    write(tmp_path / "late", NOW_S - DAY_S / 2)
+    assert look(source) == []  # the age is counted from now, as a file of the future was read
+    write(tmp_path / "now", time.time())
+    assert look(source) == ["now"]
+
+
+def test_the_horizon_follows_the_newest_file_read(tmp_path, look):
+    source = source_of(tmp_path, max_file_age_s=DAY_S)
+    write(tmp_path / "1", NOW_S)
+    assert look(source) == ["1"]
+    write(tmp_path / "too old", NOW_S - 2 * DAY_S)
+    write(tmp_path / "late", NOW_S - DAY_S / 2)
+    assert look(source) == ["late"]
+
+
+@pytest.mark.parametrize(("on_changed", "expected"), [("fail", None), ("ignore", []), ("reread", ["1"])])
+@pytest.mark.parametrize("later_s", [0, 1, -1])
+def test_a_file_that_changes_after_it_was_found(tmp_path, look, on_changed, expected, later_s):
+    """Also where its time stays the same, as a clock that ticks slowly has it."""
+    source = source_of(tmp_path, on_changed_file=on_changed)
+    write(tmp_path / "1", NOW_S)
+    assert look(source) == ["1"]
+    write(tmp_path / "1", NOW_S + later_s, "x\ny\n")
+    if expected is None:
+        for _ in range(2):
+            with pytest.raises(DataLossError, match="1 has changed since it was found"):
+                look(source)
+        return
+    assert look(source) == expected
+    assert look(source) == []
+
+
+def test_a_limit_bounds_an_answer_and_keeps_a_file_together(tmp_path):
+    """The listing is not repeated for the rest; another cursor starts from itself."""
+    source = source_of(tmp_path, split_bytes=2)
+    for number in range(3):
+        write(tmp_path / str(number), NOW_S + number, "x\n" * 3)
+    with closing(source.create_discovery()) as discovery:
+        first = discovery.after(None, 4)
+        assert [(split.path, split.start, split.stop) for split in first.added][::3] == [("0", 0, 2), ("1", 0, 2)]
+        assert (first.more, first.complete) == (True, False)
+        write(tmp_path / "3", NOW_S + 3)
+        second = discovery.after(first.cursor, 4)
+        assert ([split.path for split in second.added], second.more) == (["2"] * 3, False)
+        assert [split.path for split in discovery.after(first.cursor, 5).added] == ["2"] * 3 + ["3"]
+        assert len({split.split_id for split in (*first.added, *second.added)}) == 9
+        assert all(split.size_bytes == 2 for split in first.added)
+
+
+def test_a_bounded_read_ends_with_what_was_there_first(tmp_path):
+    """Also after a restore in its midst."""
+    source = source_of(tmp_path, watch=False)
+    for number in range(3):
+        write(tmp_path / str(number), NOW_S + number)
+    with closing(source.create_discovery()) as discovery:
+        answer = discovery.after(None, 2)
+    assert not answer.complete
+    write(tmp_path / "3", NOW_S + 3)
+    with closing(source.create_discovery()) as discovery:
+        rest = discovery.after(json.loads(json.dumps(answer.cursor)), 2)
+    assert ([split.path for split in rest.added], rest.complete) == (["2"], True)
+
+
+@pytest.mark.parametrize("order", ["time", "name"])
+def test_what_fails_takes_no_file(tmp_path, order):
+    """No schema can be inferred of a file that is not whole yet. It is found once that works, as it is then."""
+    source = source_of(tmp_path, format="parquet", schema=None, order=order)
+    with closing(source.create_discovery()) as discovery:
+        cursor = discovery.after(None, 10).cursor
+        write(tmp_path / "1", NOW_S)
+        with pytest.raises(CorruptDataError):
+            discovery.after(cursor, 10)
+        pq.write_table(pa.table({"a": [1]}), tmp_path / "1")
+        splits = discovery.after(cursor, 10).added
+    assert rows(source, splits) == [1]
+
+
+# --- order of names -----------------------------------------------------------------------------------------------------
+def test_names_that_sort_by_time(tmp_path, look):
+    """Whole paths; what sorts before the last one is not found, and the cursor is that alone."""
+    source = source_of(tmp_path, order="name")
+    write(tmp_path / "2024" / "01", 3)
+    write(tmp_path / "2024" / "02", 2)
+    assert look(source) == ["2024/01", "2024/02"]
+    write(tmp_path / "2025" / "01", 1)
+    write(tmp_path / "2023", 4)
+    assert look(source) == ["2025/01"]
+    assert look(source) == []
+    _, cursor = found(source)
+    assert len(json.dumps(cursor)) < 300
+
+
+def test_a_store_without_times_has_names(tmp_path):
+    write(tmp_path / "1", 0)
+    with pytest.raises(UsageError, match="1: its store has no times of files: read them in the order of names"):
+        found(source_of(tmp_path))
+    assert paths(found(source_of(tmp_path, order="name"))) == ["1"]
+
+
+def test_only_names_of_a_pattern(tmp_path, look):
+    source = source_of(tmp_path, pattern="*.csv")
+    for name in ("a.csv", "b.txt", "c.CSV"):
+        write(tmp_path / name, NOW_S)
+    assert look(source) == ["a.csv"]
+
+
+# --- state --------------------------------------------------------------------------------------------------------------
+def test_a_million_files_are_remembered_in_a_megabyte():
+    """Of those ahead of the horizon each is known, none that was not found is taken for known, and one that changed is noticed."""
+    draw = random.Random(1)
+    remembered = Remembered()
+    time_ms, keys = NOW_S * 1000, []
+    for _ in range(100):
+        for _ in range(10_000):
+            time_ms += draw.randint(0, 1200)
+            keys.append((time_ms, draw.getrandbits(64), draw.getrandbits(16)))
+        remembered.add(keys[-10_000:], time_ms, 7 * DAY_S * 1000)
+    text = json.dumps(remembered.stored())
+    assert len(text) < 1_000_000
+    restored = Remembered.restored(json.loads(text))
+    assert all(restored.finding(key) is Finding.FOUND for key in keys[-MOST_REMEMBERED:])
+    for time_ms, digest, version in keys[-MOST_REMEMBERED::500]:
+        assert restored.finding((time_ms, digest ^ 1, version)) is Finding.NEW
+        assert restored.finding((time_ms, digest, version ^ 1)) is Finding.CHANGED
+        assert restored.finding((time_ms + 1, digest, version)) is Finding.CHANGED
+    assert {restored.finding(key) for key in keys[:-MOST_REMEMBERED]} == {Finding.BEHIND}
+    assert restored.stored() == remembered.stored()
+
+
+@pytest.mark.parametrize("damage", [
+    lambda cursor: {}, lambda cursor: {**cursor, "found": {}}, lambda cursor: {**cursor, "found": {**cursor["found"], "paths": "AAA="}},
+    lambda cursor: {**cursor, "found": {**cursor["found"], "times": "????"}}, lambda cursor: {**cursor, "schema": "AAAA"},
+])  # fmt: skip
+def test_a_damaged_cursor_is_refused(tmp_path, damage):
+    write(tmp_path / "1", NOW_S)
+    _, cursor = found(source_of(tmp_path))
+    with pytest.raises(StateError, match="cannot be read"):
+        found(source_of(tmp_path, schema=None), damage(cursor))
+
+
+def test_the_folder_is_away(tmp_path):
+    """At the start that is a mistake; later, it may be mounted again."""
+    folder = tmp_path / "in"
+    with pytest.raises(UsageError, match="there is no folder or file .*in: create it, or correct the path"):
+        found(source_of(folder))
+    write(folder / "1", NOW_S)
+    _, cursor = found(source_of(folder))
+    folder.rename(tmp_path / "away")
+    with pytest.raises(RetriableError, match="there is no folder or file"):
+        found(source_of(folder), cursor)
+
+
+def test_it_continues_by_cursor_only(tmp_path):
+    with pytest.raises(ProtocolViolationError):
+        source_of(tmp_path).create_discovery().later({})
+
+
+# --- after it was read --------------------------------------------------------------------------------------------------
+def run_to_end(source: FileSource, checkpoint: bytes | None = None) -> tuple[list[str], bytes]:
+    read: list[str] = []
+    with EmbeddedRun(source, clock=lambda: 0.0, checkpoint=checkpoint) as run:
+        while not run.finished:
+            batch = run.poll(0)
+            read += [] if batch is None else batch.records.column("value").to_pylist()
+        data = run.checkpoint()
+        run.checkpoint_completed()
+    return read, data
+
+
+@pytest.mark.parametrize("how", ["delete", "archive"])
+def test_files_are_removed_once_their_rows_are_durable(tmp_path, how):
+    """Each whole, at its path below the archive; what has changed since stays."""
+    archive = tmp_path / "done"
+    write(tmp_path / "in" / "1", NOW_S, "a\n" * 9)
+    (tmp_path / "in" / "day=1").mkdir()
+    write(tmp_path / "in" / "day=1" / "2", NOW_S + 1, "b\n")
+    after_read = "delete" if how == "delete" else f"archive:{archive}"
+    source = source_of(tmp_path / "in", watch=False, split_bytes=2, after_read=after_read)
+    splits, _ = found(source)
+    assert len(splits) == 2
+    write(tmp_path / "in" / "3", NOW_S + 2)
+    assert run_to_end(source)[0] == ["a"] * 9 + ["b", "x"]
+    assert [path for path in (tmp_path / "in").rglob("*") if path.is_file()] == []
+    moved = {str(path.relative_to(archive)) for path in archive.rglob("*") if path.is_file()}
+    assert moved == (set() if how == "delete" else {"1", "day=1/2", "3"})
+    source.splits_finished(splits)  # again, as after a restore
+    write(tmp_path / "in" / "1", NOW_S, "other\n")
+    source.splits_finished(splits)
+    assert (tmp_path / "in" / "1").exists()
+
+
+def test_a_file_that_cannot_be_archived_stays(tmp_path, caplog):
+    (tmp_path / "done").write_text("no folder")
+    write(tmp_path / "in" / "1", NOW_S)
+    with caplog.at_level(logging.WARNING):
+        assert run_to_end(source_of(tmp_path / "in", watch=False, after_read=f"archive:{tmp_path / 'done'}"))[0] == ["x"]
+    assert "1 was read, and stays where it is: " in caplog.text
+
+
+def test_a_store_archives(tmp_path):
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    root = f"memory://{uuid4().hex}"
+    memory.pipe(f"{root}/in/a/1", b"x\n")
+    source = FileSource(f"{root}/in", format="text", after_read=f"archive:{root}/done")
+    assert run_to_end(source)[0] == ["x"]
+    assert [path.removeprefix(root.removeprefix("memory:/")) for path in memory.find(root)] == ["/done/a/1"]
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(10))
+def test_files_that_arrive_while_runs_are_killed(tmp_path, seed):
+    """Some are renamed into place with older times, some are large: each line comes once, by what checkpoints have."""
+    draw = random.Random(seed)
+    source = source_of(tmp_path / "in", split_bytes=5, batch_rows=1)
+    written, durable, checkpoint, now_s = [], [], None, 0.0
+    (tmp_path / "in").mkdir()
+    for step in range(12):
+        for number in range(draw.randint(0, 3)):
+            lines = [f"{step}.{number}.{line}" for line in range(draw.randint(1, 5))]
+            write(tmp_path / "in" / ".new", NOW_S - draw.randint(0, DAY_S), "".join(f"{line}\n" for line in lines))
+            (tmp_path / "in" / ".new").rename(tmp_path / "in" / f"{step}.{number}")
+            written += lines
+        read = []
+        with EmbeddedRun(
+            pickle.loads(pickle.dumps(source)),
+            clock=lambda: now_s,
+            checkpoint=checkpoint,
+            parallelism=2,
+            discovery_interval_s=1.0,
+        ) as run:
+            for _ in range(draw.randint(0, 20) if step < 11 else 500):
+                batch = run.poll(0)
+                read += [] if batch is None else batch.records.column("value").to_pylist()
+                now_s += 0.3
+            if step == 11 or draw.random() < 0.6:
+                checkpoint = run.checkpoint()
+                run.checkpoint_completed()
+                durable += read
+    assert sorted(durable) == sorted(written)

@@ -1,0 +1,448 @@
+"""Files read by format, in pieces, with other schemas, by bad input, and from stores."""
+
+import bz2
+import gzip
+import os
+import pickle
+import random
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs as arrow_fs
+
+from headrace.enumerator.errors import (
+    AuthenticationError,
+    CorruptDataError,
+    DataLossError,
+    PeerError,
+    RetriableError,
+    StateError,
+    UsageError,
+)
+from headrace.files import Csv, FileSource
+from tests.helpers.reading_files import batches, found, rows
+
+AB = pa.schema([("a", pa.int64()), ("b", pa.string())])
+TABLE = pa.table({"a": range(10), "b": [f"x{number}" for number in range(10)]})
+ROWS = [tuple(row.values()) for row in TABLE.to_pylist()]
+MODES = ("fail", "skip", "keep")
+
+
+def parquet(path: Path, table: pa.Table = TABLE) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, row_group_size=3)
+
+
+def arrow(path: Path, table: pa.Table = TABLE) -> None:
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+
+
+def stream(path: Path) -> None:
+    with pa.ipc.new_stream(path, TABLE.schema) as writer:
+        writer.write_table(TABLE, max_chunksize=3)
+
+
+def avro(path: Path) -> None:
+    fastavro = pytest.importorskip("fastavro")
+    kinds = [{"name": "a", "type": ["null", "long"]}, {"name": "b", "type": "string"}]
+    with path.open("wb") as file:
+        fastavro.writer(file, {"type": "record", "name": "r", "fields": kinds}, TABLE.to_pylist(), sync_interval=50)
+
+
+CSV = "a,b\n" + "".join(f"{a},{b}\n" for a, b in ROWS)
+JSON = "".join(f'{{"a":{a},"b":"{b}"}}\n' for a, b in ROWS)
+
+
+# --- formats ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("schema", [AB, None], ids=["given", "inferred"])
+@pytest.mark.parametrize("split_bytes", [1 << 20, 40])
+@pytest.mark.parametrize(
+    ("format_", "write"),
+    [
+        ("parquet", parquet), ("arrow", arrow), ("arrow", stream), ("avro", avro),
+        ("jsonl", lambda path: path.write_text(JSON)), ("csv", lambda path: path.write_text(CSV)),
+        ("csv", lambda path: path.write_bytes(b"\xef\xbb\xbf" + CSV.replace("\n", "\r\n").encode())),
+        (Csv(newlines_in_values=True), lambda path: path.write_text(CSV)),
+    ],
+)  # fmt: skip
+def test_a_file_is_read_once_and_in_order(tmp_path, format_, write, split_bytes, schema):
+    """Whole or in pieces; and again from every position, as after a restore."""
+    write(tmp_path / "file")
+    source = FileSource(str(tmp_path), format=format_, schema=schema, split_bytes=split_bytes, batch_rows=2)
+    read = list(batches(source, splits := found(source)[0]))
+    assert sorted(rows(source, splits)) == ROWS
+    for number, batch in enumerate(read[:-1]):
+        rest = [
+            row
+            for each in read[number + 1 :]
+            if each.split.split_id == batch.split.split_id
+            for row in each.records.to_pylist()
+        ]
+        assert [row for each in batches(source, [batch.split]) for row in each.records.to_pylist()] == rest
+    assert rows(source.with_columns(["b"]), splits) == [row["b"] for each in read for row in each.records.to_pylist()]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lines_are_cut_anywhere(tmp_path, seed):
+    """Each line is in the piece that it starts in, however long it is."""
+    draw = random.Random(seed)
+    lines = ["".join(draw.choices("aé\u2028 ", k=draw.choice((0, 1, 30)))) for _ in range(draw.randint(1, 20))]
+    text = draw.choice(("\ufeff", "")) + "\n".join(lines) + draw.choice(("", "\n", "\n\n"))
+    (tmp_path / "a").write_bytes(text.encode() or b"\n")
+    expected = text.removeprefix("\ufeff").removesuffix("\n").split("\n")
+    source = FileSource(str(tmp_path), format="text", split_bytes=draw.randint(1, 40), batch_rows=3)
+    assert rows(source) == expected
+
+
+@pytest.mark.parametrize(("name", "pack"), [("a.csv.gz", gzip.compress), ("a.csv.bz2", bz2.compress), ("a.csv.zst", None)])
+def test_packed_files_are_unpacked_and_not_cut(tmp_path, name, pack):
+    """By the ending of their names; a packed file of several parts is all of them (as `cat a.gz b.gz` makes it)."""
+    halves = (CSV[:30].encode(), CSV[30:].encode())
+    if pack is None:
+        with pa.output_stream(str(tmp_path / name), compression="zstd") as packed:
+            packed.write(CSV.encode())
+    else:
+        (tmp_path / name).write_bytes(b"".join(map(pack, halves)))
+    source = FileSource(str(tmp_path), format="csv", split_bytes=20)
+    assert len(found(source)[0]) == 1
+    assert rows(source) == ROWS
+
+
+def test_csv_is_read_as_it_is_described(tmp_path):
+    (tmp_path / "a").write_text("'x;\ny';1\n'NULL';2\nNULL;3\n")
+    csv = Csv(delimiter=";", quote="'", header=False, newlines_in_values=True, null_values=["NULL"])
+    schema = pa.schema([("text", pa.string()), ("number", pa.int32())])
+    assert [row[1] for row in rows(FileSource(str(tmp_path), format=csv, schema=schema))] == [1, 2, 3]
+    assert rows(FileSource(str(tmp_path), format=csv, schema=schema))[0] == ("x;\ny", 1)
+
+
+def test_only_columns_that_are_asked_for_are_read(tmp_path):
+    """What is damaged elsewhere does not matter: pages of other columns are not touched."""
+    parquet(tmp_path / "a", pa.table({"a": range(1000), "b": ["y" * 100] * 1000}))
+    data = bytearray((tmp_path / "a").read_bytes())
+    column = pq.ParquetFile(tmp_path / "a").metadata.row_group(0).column(1)
+    start = column.dictionary_page_offset or column.data_page_offset
+    data[start : start + 20] = bytes(20)
+    (tmp_path / "a").write_bytes(data)
+    assert rows(FileSource(str(tmp_path), columns=["a"])) == list(range(1000))
+    with pytest.raises(CorruptDataError, match="a, record 0: the file cannot be read here"):
+        rows(FileSource(str(tmp_path)))
+
+
+# --- schemas ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("write", [parquet, arrow])
+def test_columns_are_found_by_name(tmp_path, write):
+    """Missing ones are null, others may come in any order, and narrower numbers are widened; what does not fit is refused."""
+    write(tmp_path / "1", pa.table({"b": ["x"], "a": pa.array([1], pa.int8()), "c": [True]}))
+    write(tmp_path / "2", pa.table({"s": [{"q": 1, "p": "z"}]}))
+    format_ = write.__name__
+    schema = pa.schema([*AB, ("s", pa.struct([("p", pa.string()), ("n", pa.float64())]))])
+    assert sorted(rows(FileSource(str(tmp_path), format=format_, schema=schema)), key=str) == [
+        (1, "x", None), (None, None, {"p": "z", "n": None}),
+    ]  # fmt: skip
+    write(tmp_path / "3", pa.table({"a": ["text"]}))
+    with pytest.raises(CorruptDataError, match="3, record 0: the file cannot be read here: its column 'a' is string, and the"):
+        rows(FileSource(str(tmp_path), format=format_, schema=AB))
+    assert len(rows(FileSource(str(tmp_path), format=format_, schema=AB, on_bad_record="skip"))) == 2
+
+
+@pytest.mark.parametrize(("found_type", "fits"), [
+    (pa.int32(), True), (pa.uint32(), True), (pa.uint64(), False), (pa.float64(), False), (pa.string(), False),
+    (pa.dictionary(pa.int8(), pa.int16()), True), (pa.null(), True),
+])  # fmt: skip
+def test_a_type_fits_where_all_its_values_do(tmp_path, found_type, fits):
+    values = [None] if found_type == pa.null() else ["1"] if found_type == pa.string() else [1]
+    parquet(tmp_path / "a", pa.table({"a": pa.array(values, found_type)}))
+    source = FileSource(str(tmp_path), schema=AB, columns=["a"])
+    if fits:
+        assert rows(source) == ([None] if found_type == pa.null() else [1])
+    else:
+        with pytest.raises(CorruptDataError, match="its column 'a' is"):
+            rows(source)
+
+
+def test_partitions_are_columns(tmp_path):
+    """Of the schema's type if there is one; without it, whole numbers where all values are."""
+    parquet(tmp_path / "day=1" / "city=a%2Fb" / "f", TABLE.slice(0, 1))
+    parquet(tmp_path / "day=__HIVE_DEFAULT_PARTITION__" / "city=7" / "f", TABLE.slice(1, 1))
+    source = FileSource(str(tmp_path))
+    assert source.schema == pa.schema([*AB, ("day", pa.int64()), ("city", pa.string())])
+    assert sorted(rows(source)) == [(0, "x0", 1, "a/b"), (1, "x1", None, "7")]
+    given = FileSource(str(tmp_path), schema=pa.schema([("city", pa.string()), ("day", pa.int8())]))
+    assert sorted(rows(given)) == [("7", None), ("a/b", 1)]
+    with pytest.raises(CorruptDataError, match="the path has a value that is not of the schema's type"):
+        rows(FileSource(str(tmp_path), schema=pa.schema([("city", pa.int64())])))
+
+
+def test_metadata_is_given_if_it_is_asked_for(tmp_path):
+    parquet(tmp_path / "a b", TABLE.slice(0, 1))
+    os.utime(tmp_path / "a b", (5, 5))
+    (row,) = rows(FileSource(str(tmp_path), columns=["_metadata"]))
+    assert (row["path"], row["size"], row["modified"].timestamp()) == ("a b", (tmp_path / "a b").stat().st_size, 5)
+    with pytest.raises(UsageError, match="there is no column 'badReason' .which needs on_bad_record='keep'"):
+        FileSource(str(tmp_path), schema=AB, columns=["badReason"])
+
+
+def test_an_inferred_schema_is_pinned(tmp_path):
+    """A restore takes that of the checkpoint, and one that has inferred another one is refused by names, and so are pieces."""
+    parquet(tmp_path / "1")
+    splits, cursor = found(FileSource(str(tmp_path), watch=True))
+    (tmp_path / "1").unlink()
+    parquet(tmp_path / "2", pa.table({"a": ["x"]}))
+    restored = FileSource(str(tmp_path), watch=True)
+    assert len(found(restored, cursor)[0]) == 1
+    assert restored.schema == AB
+    other = FileSource(str(tmp_path), watch=True)
+    assert pickle.loads(pickle.dumps(other)).schema == other.schema == pa.schema([("a", pa.string())])
+    with pytest.raises(StateError, match="without a: int64, b: string, with a: string. Give the schema"):
+        found(other, cursor)
+    with pytest.raises(StateError, match="1 was found with another inferred schema than this process has: a: string"):
+        rows(other, splits)
+    assert found(FileSource(str(tmp_path), watch=True, schema=other.schema), cursor)[0][0].schema == ""
+
+
+def test_a_schema_cannot_be_inferred_from_nothing(tmp_path):
+    with pytest.raises(UsageError, match="no files to infer a schema from: give the schema"):
+        _ = FileSource(str(tmp_path)).schema
+    (tmp_path / "a").write_text("no parquet")
+    with pytest.raises(CorruptDataError, match="a: no schema can be inferred: .*: give the schema"):
+        _ = FileSource(str(tmp_path)).schema
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------------
+BAD_LINES = [
+    ("csv", b"a,b\n1,x\n2,y,z\nq,w\n3\n\n4,v\n", {
+        1: "is not a row of these columns: Expected 2 columns, got 3",
+        2: "is not a row of these columns: In CSV column #0: CSV conversion error to int64: invalid value",
+        3: "is not a row of these columns: Expected 2 columns, got 1",
+    }),
+    ("jsonl", b'{"a":1,"b":"x"}\n{"a":"2"}\n{\n[]\n\n{"a":4,"b":"v"}\n', {
+        1: "field 'a' is a string", 2: "is not JSON", 3: "",
+    }),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("format_", "data", "bad"), BAD_LINES, ids=["csv", "jsonl"])
+@pytest.mark.parametrize("on_bad", MODES)
+@pytest.mark.parametrize("split_bytes", [1000, 5])
+def test_bad_lines(tmp_path, format_, data, bad, on_bad, split_bytes):
+    (tmp_path / "f").write_bytes(data)
+    source = FileSource(str(tmp_path), format=format_, schema=AB, on_bad_record=on_bad, split_bytes=split_bytes)
+    if on_bad == "fail":
+        with pytest.raises(CorruptDataError, match=r"f, record \d( from byte \d+)?: .* let them be kept or skipped"):
+            rows(source)
+    elif on_bad == "skip":
+        assert rows(source) == [(1, "x"), (4, "v")]
+    else:
+        kept = rows(source.with_columns(["a", "badValue", "badReason", "deadLetter"]))
+        lines = data.split(b"\n")[1 if format_ == "csv" else 0 :]
+        assert [row[0] for row in kept] == [1, None, None, None, 4]
+        for row, reason in bad.items():
+            assert kept[row][1] == kept[row][3]["value"] == lines[row]
+            assert reason in kept[row][2]
+        assert {"key": "__connect.errors.topic", "value": b"f"} in kept[1][3]["headers"]
+        assert kept[0][1:] == kept[4][1:] == (None, None, None)
+
+
+def truncated(data: bytes) -> bytes:
+    return data[: len(data) * 2 // 3]
+
+
+@pytest.mark.parametrize(("format_", "write"), [("parquet", parquet), ("arrow", arrow), ("avro", avro), ("csv", None)])
+@pytest.mark.parametrize("on_bad", MODES)
+def test_bad_files(tmp_path, format_, write, on_bad):
+    """A file that ends too early: its rows before that, of formats that have them, then one bad record."""
+    name = "a.csv.gz" if write is None else "a"
+    if write is None:
+        noise = random.Random(1).randbytes(30_000).hex()
+        (tmp_path / name).write_bytes(gzip.compress(f"a,b\n1,{noise}\n".encode()))
+    else:
+        write(tmp_path / name)
+    (tmp_path / name).write_bytes(truncated((tmp_path / name).read_bytes()))
+    source = FileSource(str(tmp_path), format=format_, schema=AB, on_bad_record=on_bad, batch_rows=1)
+    if on_bad == "fail":
+        with pytest.raises(CorruptDataError, match=rf"{name}, record \d+: the file cannot be read here: .+ on_bad_record"):
+            rows(source)
+        return
+    read = rows(source.with_columns(["a", "badReason"]) if on_bad == "keep" else source)
+    if on_bad == "keep":
+        assert read.pop()[1].startswith("the file cannot be read here: ")
+    assert [row[0] for row in read] == list(range(len(read)))
+
+
+def test_a_file_that_vanishes(tmp_path):
+    """Between listing and reading."""
+    parquet(tmp_path / "a")
+    splits, _ = found(source := FileSource(str(tmp_path), schema=AB))
+    (tmp_path / "a").unlink()
+    with pytest.raises(DataLossError, match="a is gone since it was found: put it back, or read without it"):
+        rows(source, splits)
+    assert rows(FileSource(str(tmp_path), schema=AB, fail_on_data_loss=False), splits) == []
+
+
+@pytest.mark.parametrize(("on_changed", "expected"), [("fail", None), ("ignore", [0, 1, 2, 3]), ("reread", [])])
+def test_a_file_that_changes_before_it_is_read(tmp_path, on_changed, expected):
+    (tmp_path / "a").write_text("0\n1\n2\n")
+    watch = on_changed == "reread"
+    source = FileSource(str(tmp_path), format="text", on_changed_file=on_changed, watch=watch)
+    splits, cursor = found(source)
+    with (tmp_path / "a").open("a") as file:
+        file.write("3\n")
+    if expected is None:
+        with pytest.raises(DataLossError, match="a has changed since it was found.*on_changed_file='ignore' or 'reread'"):
+            rows(source, splits)
+        return
+    assert [int(row) for row in rows(source, splits)] == expected
+    if watch:
+        assert rows(source, found(source, cursor)[0]) == ["0", "1", "2", "3"]
+
+
+NAMES = [b"a b", b"a\nb", b"a\xffb", b"a%20b", "é".encode()]
+
+
+def test_names_of_any_bytes(tmp_path):
+    for name in NAMES:
+        Path(os.path.join(os.fsencode(tmp_path), name).decode(errors="surrogateescape")).write_text("x\n")
+    source = FileSource(str(tmp_path), format="text", columns=["value", "_metadata"])
+    splits, _ = found(source)
+    serializer = source.split_serializer
+    assert [serializer.deserialize(1, serializer.serialize(split)) for split in splits] == splits
+    assert all(split.split_id.isascii() and "\n" not in split.split_id for split in splits)
+    assert {row[1]["path"] for row in rows(source)} == {"a b", "a\nb", "a\\xffb", "a%20b", "é"}
+
+
+def test_links_in_a_circle_hidden_and_empty_files(tmp_path):
+    """A folder is listed once, whatever leads to it; links to nothing, what is hidden, and what is empty are left out."""
+    parquet(tmp_path / "in" / "_day=1" / "a", TABLE.slice(0, 1))
+    for hidden in ("_temporary/b", ".git/c", "_d", ".e", "f._COPYING_"):
+        parquet(tmp_path / "in" / hidden)
+    (tmp_path / "in" / "empty").touch()
+    (tmp_path / "in" / "up").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "_day=1" / "self").symlink_to("self")
+    (tmp_path / "in" / "none").symlink_to("nowhere")
+    parquet(tmp_path / "out" / "g", TABLE.slice(1, 1))
+    (tmp_path / "in" / "other").symlink_to(tmp_path / "out")
+    source = FileSource(str(tmp_path / "in"), schema=AB)
+    assert {split.path for split in found(source)[0]} == {"_day=1/a", "other/g"}
+    assert sorted(rows(source)) == ROWS[:2]
+    assert rows(FileSource(str(tmp_path / "in" / "_day=1" / "a"))) == ROWS[:1]
+
+
+# --- stores -------------------------------------------------------------------------------------------------------------
+def memory_folder(**files: bytes) -> str:
+    fsspec = pytest.importorskip("fsspec")
+    folder = f"memory://{uuid4().hex}/in"
+    for name, data in files.items():
+        fsspec.filesystem("memory").pipe(f"{folder}/{name}", data)
+    return folder
+
+
+def test_a_store_of_fsspec(tmp_path):
+    parquet(tmp_path / "a")
+    folder = memory_folder(a=(tmp_path / "a").read_bytes(), _b=b"x", c=b"")
+    assert rows(FileSource(folder)) == ROWS
+    assert rows(FileSource(f"{folder}/a")) == ROWS
+    assert rows(FileSource(memory_folder(a=CSV.encode()), format="csv", split_bytes=9)) == ROWS
+
+
+@pytest.mark.parametrize("filesystem", ["pyarrow", "fsspec"])
+def test_a_filesystem_of_the_caller(tmp_path, filesystem):
+    if filesystem == "pyarrow":
+        given = arrow_fs.LocalFileSystem()
+    else:
+        given = pytest.importorskip("fsspec").filesystem("file")
+    parquet(tmp_path / "in" / "day=1" / "a")
+    source = FileSource(str(tmp_path / "in"), filesystem=given, columns=["a", "day"], split_bytes=300)
+    assert sorted(rows(source)) == [(row[0], 1) for row in ROWS]
+    with pytest.raises(UsageError, match="there is no folder or file .*none: create it, or correct the path"):
+        found(FileSource(str(tmp_path / "none"), filesystem=given, schema=AB))
+
+
+class AwayError(Exception):
+    """As clients of stores have them: no OSError."""
+
+
+@pytest.mark.parametrize(("error", "expected"), [
+    (AwayError("no route"), RetriableError), (TimeoutError(), RetriableError), (OSError(5, "I/O"), RetriableError),
+    (PermissionError(13, "no"), AuthenticationError),
+])  # fmt: skip
+def test_a_store_that_is_away(monkeypatch, error, expected):
+    """Anywhere: while listing, opening and reading; a later call reads on where it was, each row once."""
+    memory = pytest.importorskip("fsspec.implementations.memory")
+    source = FileSource(
+        memory_folder(a=CSV.encode()), format="csv", schema=AB, split_bytes=40, on_bad_record="skip", batch_rows=2
+    )
+    fails = [False]
+
+    def failing(kind, name):
+        whole = getattr(kind, name)
+
+        def call(*args, **kwargs):
+            if fails[0]:
+                raise error
+            return whole(*args, **kwargs)
+
+        monkeypatch.setattr(kind, name, call)
+
+    for kind, name in ((memory.MemoryFileSystem, "find"), (memory.MemoryFileSystem, "info"), (memory.MemoryFile, "read")):
+        failing(kind, name)
+    fails[0] = True
+    with pytest.raises(expected, match="the store"):
+        found(source)
+    fails[0] = False
+    splits, _ = found(source)
+    reader = source.create_reader()
+    reader.add_splits(splits)
+    read, left = [], len(splits)
+    while left:
+        fails[0] = True
+        raised = False
+        try:
+            batch = reader.poll(0)
+        except expected:
+            raised = True
+            fails[0] = False
+            if expected is AuthenticationError:
+                return
+            batch = reader.poll(0)
+        read += batch.records.to_pylist()
+        left -= batch.finished
+    assert raised
+    assert [tuple(row.values()) for row in read] == ROWS
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read all")
+def test_a_local_file_that_may_not_be_read(tmp_path):
+    parquet(tmp_path / "a")
+    (tmp_path / "a").chmod(0)
+    with pytest.raises(PeerError, match="Permission denied: let this process read it"):
+        rows(FileSource(str(tmp_path), schema=AB, on_bad_record="skip"))
+
+
+# --- arguments ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"format": "orc"}, "format must be one of parquet, arrow, avro, jsonl, text, csv, or Csv"),
+    ({"order": "size"}, "order must be one of time, name"), ({"on_bad_record": "null"}, "on_bad_record must be one of fail"),
+    ({"on_changed_file": "reread"}, "needs watch=True"), ({"split_bytes": 0}, "split_bytes must be at least 1"),
+    ({"on_changed_file": "reread", "watch": True, "order": "name"}, "needs order='time'"),
+    ({"after_read": "move"}, "after_read must be 'delete' or 'archive:<folder>'"),
+    ({"after_read": "archive:/in/done"}, "must not be in the folder that is read"),
+    ({"after_read": "archive:s3://a/b"}, "must be in the filesystem of /in"),
+    ({"storage_options": {"key": "secret"}}, "storage options are for a URL; got ..key.."),
+    ({"schema": pa.schema([("a", pa.int8()), ("a", pa.int8())])}, "has each name once"),
+    ({"schema": AB, "columns": ["c"]}, "there is no column 'c': there are a, b, _metadata"),
+    ({"watch": True, "discovery_interval_s": 0}, "discovery_interval_s must be positive"),
+])  # fmt: skip
+def test_what_cannot_be_honoured_is_refused(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        FileSource("/in", **arguments)
+
+
+@pytest.mark.parametrize("arguments", [{"delimiter": ";;"}, {"quote": "\n"}, {"null_values": "NA"}])
+def test_csv_that_cannot_be(arguments):
+    with pytest.raises(UsageError, match=next(iter(arguments))):
+        Csv(**arguments)
