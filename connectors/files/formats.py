@@ -10,7 +10,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.connectors.files.json_lines import json_lines, unwritable
+from headrace.connectors.formats.json_lines import json_lines, unwritable
 from headrace.enumerator.errors import UsageError
 
 _FLOATS = ("FLOAT", "DOUBLE")

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
-from headrace.connectors.files.json_lines import json_lines, unwritable
+from headrace.connectors.formats.json_lines import json_lines, unwritable
 from headrace.connectors.formats.json_times import UnfitTimes, as_texts, as_times
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, as_binary, is_text, nullable, without
 from headrace.enumerator.errors import UsageError

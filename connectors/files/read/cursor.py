@@ -35,7 +35,7 @@ Key: TypeAlias = tuple[int, int, int]
 """A file's place in the order: its time in milliseconds, the digest of its path, and 16 bits of its size and exact time."""
 
 
-class Finding(Enum):
+class FileStatus(Enum):
     """What a listed file is to a cursor."""
 
     NEW = auto()
@@ -67,14 +67,14 @@ class Remembered:
         self._known: dict[int, tuple[int, int]] = {}  # digest of a path to time and version
         self._times, self._digests, self._versions = _arrays()  # of the same files, in order: what is stored
 
-    def finding(self, key: Key) -> Finding:
+    def finding(self, key: Key) -> FileStatus:
         """What a file with this key is."""
         known = self._known.get(key[1])
         if known is not None:
-            return Finding.FOUND if known == (key[0], key[2]) else Finding.CHANGED
+            return FileStatus.FOUND if known == (key[0], key[2]) else FileStatus.CHANGED
         if key <= self.horizon or (self.end is not None and key > self.end):
-            return Finding.BEHIND
-        return Finding.NEW
+            return FileStatus.BEHIND
+        return FileStatus.NEW
 
     def add(self, keys: Iterable[Key], now_ms: int, age_ms: float) -> None:
         """These are found. What is older than `age_ms` is forgotten; and more than MOST_REMEMBERED are, the oldest first.

@@ -7,16 +7,13 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from headrace.connectors.files.read.cursor import Finding, Key, Remembered, age_order, key_of
+from headrace.connectors.files.read.cursor import FileStatus, Key, Remembered, age_order, key_of
 from headrace.connectors.files.read.folders import FoundFile
+from headrace.connectors.files.read.plan import FilePlan
 from headrace.connectors.files.read.split import FileSplit, shown
 from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableError, StateError, UsageError
 from headrace.enumerator.source import DiscoveryResult, IncrementalDiscovery, JsonObject
-
-if TYPE_CHECKING:
-    from headrace.connectors.files.read.source import FileSource
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +25,9 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
     cursor than its last one.
     """
 
-    def __init__(self, source: FileSource) -> None:
-        self._source = source
-        self._folder = source.folder()
+    def __init__(self, plan: FilePlan) -> None:
+        self._plan = plan
+        self._folder = plan.folder()
         self._last: JsonObject | None = None
         self._remembered = Remembered()
         self._name = ""
@@ -57,14 +54,14 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
             self._note(chosen)
             self._last = self._stored()
         more = bool(self._waiting)
-        in_order = chosen if self._source.order == "name" else sorted(chosen, key=age_order)
+        in_order = chosen if self._plan.order == "name" else sorted(chosen, key=age_order)
         splits = [piece for file in in_order for piece in self._pieces(file, schema)]
-        return DiscoveryResult(splits, complete=not self._source.watch and not more, cursor=self._last, more=more)
+        return DiscoveryResult(splits, complete=not self._plan.watch and not more, cursor=self._last, more=more)
 
     def _schema(self) -> str:
         """Asked for before a file is taken from those that wait, and before the cursor is stored, which has it."""
         try:
-            return self._source.schema_digest
+            return self._plan.schema_digest
         except HeadraceError:
             self._waiting.clear()  # listed again, as a file may be mended
             raise
@@ -82,23 +79,23 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         except (KeyError, TypeError) as error:
             raise StateError(f"a cursor of files cannot be read: {error!r}") from error
         self._remembered = Remembered.restored(found)
-        self._source.pin_schema(pinned)
+        self._plan.pin_schema(pinned)
 
     def _list(self, *, missing: type[HeadraceError]) -> None:
         """Put what is new among the files that wait. `missing` is raised for a folder that is not there."""
         try:
             listed = self._folder.list_files(self._handled)
         except FileNotFoundError as error:
-            raise missing(f"there is no folder or file {self._source.path}: create it, or correct the path") from error
-        new = list(self._by_name(listed) if self._source.order == "name" else self._by_time(listed))
-        if new and self._last is None and not self._source.watch:
+            raise missing(f"there is no folder or file {self._plan.path}: create it, or correct the path") from error
+        new = list(self._by_name(listed) if self._plan.order == "name" else self._by_time(listed))
+        if new and self._last is None and not self._plan.watch:
             self._remembered.end = max(map(key_of, new))
         self._waiting.extend(new)
 
     def _by_name(self, listed: list[FoundFile]) -> Iterator[FoundFile]:
         for file in sorted(_by_path(listed)):
             end = self._remembered.end
-            if self._source.selects_name(file.path) and file.path > self._name and (end is None or key_of(file) <= end):
+            if self._plan.selects_name(file.path) and file.path > self._name and (end is None or key_of(file) <= end):
                 yield file
             else:
                 self._handled.add(hash(file))
@@ -106,46 +103,46 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
     def _by_time(self, listed: list[FoundFile]) -> list[FoundFile]:
         new: list[tuple[Key, FoundFile]] = []
         for file in _by_path(listed):
-            if not self._source.selects_name(file.path):
+            if not self._plan.selects_name(file.path):
                 self._handled.add(hash(file))
                 continue
             if not file.modified_ns:
                 raise UsageError(f"{shown(file.path)}: its store has no times of files: read them in the order of names")
             key = key_of(file)
             finding = self._remembered.finding(key)
-            if finding is Finding.CHANGED:
+            if finding is FileStatus.CHANGED:
                 finding = self._changed(file)
-            if finding is Finding.NEW:
+            if finding is FileStatus.NEW:
                 new.append((key, file))
             else:
                 self._handled.add(hash(file))
         new.sort()
         return [file for _, file in new]
 
-    def _changed(self, file: FoundFile) -> Finding:
-        match self._source.on_changed_file:
+    def _changed(self, file: FoundFile) -> FileStatus:
+        match self._plan.on_changed_file:
             case "fail":
                 raise changed(file.path)
             case "reread":
                 log.warning("%s has changed since it was found, and is read again", shown(file.path))
-                return Finding.NEW
+                return FileStatus.NEW
             case _:
-                return Finding.FOUND
+                return FileStatus.FOUND
 
     def _note(self, chosen: list[FoundFile]) -> None:
         self._handled.update(map(hash, chosen))
-        if self._source.order == "name":
+        if self._plan.order == "name":
             self._name = chosen[-1].path if chosen else self._name
             return
         now_ms = time.time_ns() // 1_000_000
-        self._remembered.add([key_of(file) for file in chosen], now_ms, self._source.max_file_age_s * 1000)
+        self._remembered.add([key_of(file) for file in chosen], now_ms, self._plan.max_file_age_s * 1000)
 
     def _stored(self) -> JsonObject:
-        return {"name": self._name, "schema": self._source.pinned_schema, "found": self._remembered.stored()}
+        return {"name": self._name, "schema": self._plan.pinned_schema, "found": self._remembered.stored()}
 
     def _count(self, file: FoundFile) -> int:
-        parts = -(-file.size // self._source.split_bytes)
-        return parts if parts > 1 and self._source.can_cut(file.path) else 1
+        parts = -(-file.size // self._plan.split_bytes)
+        return parts if parts > 1 and self._plan.can_cut(file.path) else 1
 
     def _pieces(self, file: FoundFile, schema: str) -> Iterator[FileSplit]:
         """A file in ranges of about the same size, each at most as large as a split may be."""

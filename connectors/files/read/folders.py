@@ -1,7 +1,7 @@
 """What the source asks of a filesystem: local disks by the operating system, others by fsspec or pyarrow.
 
-Paths are relative to the folder that is read, with slashes. Names that start with `_` or `.` are left out, as by Spark and
-Hive, except those of partitions (`_day=1`); so are empty files. Symbolic links are followed; a folder is listed once, however
+Paths are relative to the folder that is read, with slashes. Names that start with `_` or `.` are left out, as by Hive,
+except those of partitions (`_day=1`); so are empty files. Symbolic links are followed; a folder is listed once, however
 many links lead to it.
 """
 

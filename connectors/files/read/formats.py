@@ -11,10 +11,10 @@ from headrace.connectors.files.read.columnar import ArrowIpc, Avro, ColumnarForm
 from headrace.connectors.files.read.columns import FileRows, plain_schema
 from headrace.connectors.files.read.lines import (
     Csv,
-    CsvLines,
-    JsonLines,
     LineFormat,
-    TextLines,
+    LinesOfCsv,
+    LinesOfJson,
+    LinesOfText,
     read_csv_stream,
     read_lines,
     sample_lines,
@@ -23,7 +23,7 @@ from headrace.connectors.files.read.split import FileSplit
 from headrace.enumerator.errors import UsageError
 
 _COLUMNAR: dict[str, ColumnarFormat] = {"parquet": Parquet(), "arrow": ArrowIpc(), "avro": Avro()}
-_LINES: dict[str, LineFormat] = {"jsonl": JsonLines(), "text": TextLines()}
+_LINES: dict[str, LineFormat] = {"jsonl": LinesOfJson(), "text": LinesOfText()}
 NAMES = (*_COLUMNAR, *_LINES, "csv")
 _PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 """What is unpacked: files of lines, by the ending of their names. The other formats pack by themselves."""
@@ -64,7 +64,7 @@ class ReadFormat:
 
     @property
     def _lines(self) -> LineFormat:
-        return CsvLines(self.csv) if self.name == "csv" else _LINES[self.name]
+        return LinesOfCsv(self.csv) if self.name == "csv" else _LINES[self.name]
 
     @staticmethod
     def _codec(path: str) -> str | None:

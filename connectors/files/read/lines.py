@@ -57,19 +57,18 @@ class Csv:
         if isinstance(self.null_values, str):
             raise UsageError(f"null_values must be a list of texts, not {self.null_values!r}")
 
-    def parsing(self) -> arrow_csv.ParseOptions:
-        """Of pyarrow's reader."""
-        return arrow_csv.ParseOptions(
-            delimiter=self.delimiter, quote_char=self.quote, newlines_in_values=self.newlines_in_values
-        )
 
-    def converting(self, wanted: pa.Schema, names: Sequence[str]) -> arrow_csv.ConvertOptions:
-        """Of pyarrow's reader, for these of a file's columns."""
-        kinds = {each.name: each.type for each in wanted if each.name in names}
-        options = arrow_csv.ConvertOptions(column_types=kinds, include_columns=list(kinds))
-        if self.null_values is not None:
-            options.null_values, options.strings_can_be_null = list(self.null_values), True
-        return options
+def _parsing(csv: Csv) -> arrow_csv.ParseOptions:
+    return arrow_csv.ParseOptions(delimiter=csv.delimiter, quote_char=csv.quote, newlines_in_values=csv.newlines_in_values)
+
+
+def _converting(csv: Csv, wanted: pa.Schema, names: Sequence[str]) -> arrow_csv.ConvertOptions:
+    """For these of a file's columns."""
+    kinds = {each.name: each.type for each in wanted if each.name in names}
+    options = arrow_csv.ConvertOptions(column_types=kinds, include_columns=list(kinds))
+    if csv.null_values is not None:
+        options.null_values, options.strings_can_be_null = list(csv.null_values), True
+    return options
 
 
 class LineDecoder(Protocol):
@@ -92,7 +91,7 @@ class CsvDecoder:
 
     def __init__(self, csv: Csv, names: Sequence[str], wanted: pa.Schema) -> None:
         self._reading = arrow_csv.ReadOptions(column_names=list(names), use_threads=True)
-        self._parsing, self._converting = csv.parsing(), csv.converting(wanted, names)
+        self._parsing, self._converting = _parsing(csv), _converting(csv, wanted, names)
         self._kind = pa.struct([each for each in wanted if each.name in names])
 
     def decode(self, values: pa.Array) -> DecodedValues:
@@ -149,7 +148,7 @@ class LineFormat(Protocol):
         """From whole lines, the header among them."""
 
 
-class TextLines:
+class LinesOfText:
     """Plain text: each line is a record."""
 
     has_header = False
@@ -164,7 +163,7 @@ class TextLines:
         return pa.schema([("value", pa.string())])
 
 
-class JsonLines:
+class LinesOfJson:
     """An object in each line."""
 
     has_header = False
@@ -180,7 +179,7 @@ class JsonLines:
 
 
 @dataclass(frozen=True)
-class CsvLines:
+class LinesOfCsv:
     """Rows of CSV. Raises CorruptDataError for a file whose first line is not a header."""
 
     csv: Csv
@@ -202,10 +201,10 @@ class CsvLines:
     def inferred(self, sample: bytes) -> pa.Schema:
         """As pyarrow does it."""
         reading = arrow_csv.ReadOptions(autogenerate_column_names=not self.csv.header)
-        return arrow_csv.read_csv(pa.BufferReader(sample), read_options=reading, parse_options=self.csv.parsing()).schema
+        return arrow_csv.read_csv(pa.BufferReader(sample), read_options=reading, parse_options=_parsing(self.csv)).schema
 
     def _names(self, header: bytes) -> list[str]:
-        table = arrow_csv.read_csv(pa.BufferReader(header + b"\n"), parse_options=self.csv.parsing())
+        table = arrow_csv.read_csv(pa.BufferReader(header + b"\n"), parse_options=_parsing(self.csv))
         return list(table.column_names)
 
 
@@ -252,12 +251,12 @@ def read_csv_stream(file: pa.NativeFile, split: FileSplit, csv: Csv, wanted: pa.
     """The rows of a file whose values may hold newlines."""
     names = wanted.names
     if csv.header:
-        head = arrow_csv.open_csv(file, parse_options=csv.parsing())
+        head = arrow_csv.open_csv(file, parse_options=_parsing(csv))
         names = head.schema.names
         file.seek(0)
     reading = arrow_csv.ReadOptions(column_names=names, skip_rows=int(csv.header), block_size=BLOCK_BYTES)
     reader = arrow_csv.open_csv(
-        file, read_options=reading, parse_options=csv.parsing(), convert_options=csv.converting(wanted, names)
+        file, read_options=reading, parse_options=_parsing(csv), convert_options=_converting(csv, wanted, names)
     )
     behind = split.delivered
     for batch in reader:

@@ -6,19 +6,16 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from headrace.connectors.base.counters import COUNTERS, Counted
 from headrace.connectors.files.read.columns import BadRow, FileColumns, FileRows, bad_record
 from headrace.connectors.files.read.discovery import changed
+from headrace.connectors.files.read.plan import FilePlan
 from headrace.connectors.files.read.split import FileSplit, shown
 from headrace.enumerator.errors import CorruptDataError, DataLossError, HeadraceError, PeerError, RetriableError, StateError
 from headrace.enumerator.source import SourceReader, SplitBatch
-
-if TYPE_CHECKING:
-    from headrace.connectors.files.read.source import FileSource
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +23,9 @@ log = logging.getLogger(__name__)
 class FileReader(SourceReader[FileSplit]):
     """Reads in the thread of `poll`; pyarrow reads Parquet ahead in threads of its own."""
 
-    def __init__(self, source: FileSource) -> None:
-        self._source = source
-        self._folder = source.folder()
+    def __init__(self, plan: FilePlan) -> None:
+        self._plan = plan
+        self._folder = plan.folder()
         self._waiting: deque[FileSplit] = deque()
         self._open: _OpenPiece | None = None
         self._failure: HeadraceError | None = None
@@ -48,7 +45,7 @@ class FileReader(SourceReader[FileSplit]):
         if self._open is None:
             if not self._waiting:
                 return None
-            self._open = _OpenPiece(self._source, self._waiting.popleft())
+            self._open = _OpenPiece(self._plan, self._waiting.popleft())
         piece = self._open
         try:
             batch = piece.read()
@@ -76,10 +73,10 @@ class FileReader(SourceReader[FileSplit]):
 class _OpenPiece:
     """A piece that is being read. It is opened by the first `read`."""
 
-    def __init__(self, source: FileSource, split: FileSplit) -> None:
+    def __init__(self, plan: FilePlan, split: FileSplit) -> None:
         self.split = split
-        self._source = source
-        self._folder = source.folder()
+        self._plan = plan
+        self._folder = plan.folder()
         self._file: pa.NativeFile | None = None
         self._columns: FileColumns | None = None
         self._rows: Iterator[FileRows] | None = None
@@ -97,7 +94,7 @@ class _OpenPiece:
         except Exception as error:  # noqa: BLE001 - what is not known is raised again
             found, is_last = self._after(error), True
         if found is None:
-            return SplitBatch(self.split, _no_rows(self._source.schema), finished=True)
+            return SplitBatch(self.split, _no_rows(self._plan.columns.schema), finished=True)
         batch = self._batch(found)
         return SplitBatch(self.split, batch, is_last)
 
@@ -107,30 +104,30 @@ class _OpenPiece:
             self._file.close()
 
     def _opened(self) -> Iterator[FileRows]:
-        split, source = self.split, self._source
-        if split.schema and split.schema != source.schema_digest and source.schema_digest:
+        split, plan = self.split, self._plan
+        if split.schema and split.schema != plan.schema_digest and plan.schema_digest:
             raise StateError(
-                f"{shown(split.path)} was found with another inferred schema than this process has: {source.schema_text}. Give "
+                f"{shown(split.path)} was found with another inferred schema than this process has: {plan.schema_text}. Give "
                 "the schema, so that it is the same everywhere"
             )
         self._check_same()
-        self._columns = source.columns.of_file(split.path)
+        self._columns = plan.columns.of_file(split.path)
         self._file = self._folder.open(split.path)
-        return source.format.read(self._file, split, self._columns.wanted, source.batch_rows)
+        return plan.format.read(self._file, split, self._columns.wanted, plan.batch_rows)
 
     def _check_same(self) -> None:
         """Raise where the file is not the version that was found."""
         split = self.split
         now = self._folder.find(split.path)
-        if (now.size, now.modified_ns) == (split.size, split.modified_ns) or self._source.on_changed_file == "ignore":
+        if (now.size, now.modified_ns) == (split.size, split.modified_ns) or self._plan.on_changed_file == "ignore":
             return
-        raise _ChangedFileError if self._source.on_changed_file == "reread" else changed(split.path)
+        raise _ChangedFileError if self._plan.on_changed_file == "reread" else changed(split.path)
 
     def _batch(self, found: FileRows) -> pa.RecordBatch:
-        columns = self._columns or FileColumns(self._source.columns, pa.schema([]), {})
+        columns = self._columns or FileColumns(self._plan.columns, pa.schema([]), {})
         batch = columns.batch(found, self.split)
         self.split = replace(self.split, delivered=self.split.delivered + found.records)
-        skips = self._source.on_bad_record == "skip"
+        skips = self._plan.on_bad_record == "skip"
         COUNTERS.add(Counted.RECORDS_SKIPPED if skips else Counted.RECORDS_KEPT_BAD, len(found.bad))
         return batch
 
@@ -138,7 +135,7 @@ class _OpenPiece:
         """What is left of a file that this was raised of, unless it is to be raised."""
         name = shown(self.split.path)
         match error:
-            case FileNotFoundError() if self._source.fail_on_data_loss:
+            case FileNotFoundError() if self._plan.fail_on_data_loss:
                 raise DataLossError(
                     f"{name} is gone since it was found: put it back, or read without it: fail_on_data_loss=False"
                 ) from error
@@ -161,7 +158,7 @@ class _OpenPiece:
     def _bad_file(self, error: Exception) -> FileRows | None:
         """What is left of a file that cannot be read: as one bad record, or nothing."""
         row = BadRow(0, f"the file cannot be read here: {error}")
-        on_bad = self._source.on_bad_record
+        on_bad = self._plan.on_bad_record
         if on_bad == "fail":
             raise bad_record(self.split, row) from error
         log.warning("%s, after %d records: %s", shown(self.split.path), self.split.delivered, row.reason)

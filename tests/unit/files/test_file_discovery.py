@@ -1,5 +1,6 @@
 """Which files are found: each once, whenever it appears, by a cursor that stays small."""
 
+import itertools
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.connectors.files.read.cursor import MOST_REMEMBERED, Finding, Remembered
+from headrace.connectors.files.read.cursor import MOST_REMEMBERED, FileStatus, Remembered
 from headrace.connectors.files.read.discovery import FileDiscovery
 from headrace.enumerator import EmbeddedRun
 from headrace.enumerator.errors import (
@@ -217,7 +218,7 @@ def test_only_names_of_a_pattern(tmp_path, look):
 
 # --- state --------------------------------------------------------------------------------------------------------------
 def test_a_million_files_are_remembered_in_a_megabyte():
-    """Of those ahead of the horizon each is known, none that was not found is taken for known, and one that changed is noticed."""
+    """Ahead of the horizon each is known, none that was not found is taken for known, and one that changed is noticed."""
     draw = random.Random(1)
     remembered = Remembered()
     time_ms, keys = NOW_S * 1000, []
@@ -229,18 +230,19 @@ def test_a_million_files_are_remembered_in_a_megabyte():
     text = json.dumps(remembered.stored())
     assert len(text) < 1_000_000
     restored = Remembered.restored(json.loads(text))
-    assert all(restored.finding(key) is Finding.FOUND for key in keys[-MOST_REMEMBERED:])
+    assert all(restored.finding(key) is FileStatus.FOUND for key in keys[-MOST_REMEMBERED:])
     for time_ms, digest, version in keys[-MOST_REMEMBERED::500]:
-        assert restored.finding((time_ms, digest ^ 1, version)) is Finding.NEW
-        assert restored.finding((time_ms, digest, version ^ 1)) is Finding.CHANGED
-        assert restored.finding((time_ms + 1, digest, version)) is Finding.CHANGED
-    assert {restored.finding(key) for key in keys[:-MOST_REMEMBERED]} == {Finding.BEHIND}
+        assert restored.finding((time_ms, digest ^ 1, version)) is FileStatus.NEW
+        assert restored.finding((time_ms, digest, version ^ 1)) is FileStatus.CHANGED
+        assert restored.finding((time_ms + 1, digest, version)) is FileStatus.CHANGED
+    assert {restored.finding(key) for key in keys[:-MOST_REMEMBERED]} == {FileStatus.BEHIND}
     assert restored.stored() == remembered.stored()
 
 
 @pytest.mark.parametrize("damage", [
-    lambda cursor: {}, lambda cursor: {**cursor, "found": {}}, lambda cursor: {**cursor, "found": {**cursor["found"], "paths": "AAA="}},
-    lambda cursor: {**cursor, "found": {**cursor["found"], "times": "????"}}, lambda cursor: {**cursor, "schema": "AAAA"},
+    lambda cursor: {}, lambda cursor: cursor | {"found": {}}, lambda cursor: cursor | {"schema": "AAAA"},
+    lambda cursor: cursor | {"found": cursor["found"] | {"paths": "AAA="}},
+    lambda cursor: cursor | {"found": cursor["found"] | {"times": "????"}},
 ])  # fmt: skip
 def test_a_damaged_cursor_is_refused(tmp_path, damage):
     write(tmp_path / "1", NOW_S)
@@ -252,7 +254,7 @@ def test_a_damaged_cursor_is_refused(tmp_path, damage):
 def test_the_folder_is_away(tmp_path):
     """At the start that is a mistake; later, it may be mounted again."""
     folder = tmp_path / "in"
-    with pytest.raises(UsageError, match="there is no folder or file .*in: create it, or correct the path"):
+    with pytest.raises(UsageError, match=r"there is no folder or file .*in: create it, or correct the path"):
         found(source_of(folder))
     write(folder / "1", NOW_S)
     _, cursor = found(source_of(folder))
@@ -323,7 +325,7 @@ def test_files_that_arrive_while_runs_are_killed(tmp_path, seed):
     """Some are renamed into place with older times, some are large: each line comes once, by what checkpoints have."""
     draw = random.Random(seed)
     source = source_of(tmp_path / "in", split_bytes=5, batch_rows=1)
-    written, durable, checkpoint, now_s = [], [], None, 0.0
+    written, durable, checkpoint = [], [], None
     (tmp_path / "in").mkdir()
     for step in range(12):
         for number in range(draw.randint(0, 3)):
@@ -332,17 +334,12 @@ def test_files_that_arrive_while_runs_are_killed(tmp_path, seed):
             (tmp_path / "in" / ".new").rename(tmp_path / "in" / f"{step}.{number}")
             written += lines
         read = []
-        with EmbeddedRun(
-            pickle.loads(pickle.dumps(source)),
-            clock=lambda: now_s,
-            checkpoint=checkpoint,
-            parallelism=2,
-            discovery_interval_s=1.0,
-        ) as run:
+        copied = pickle.loads(pickle.dumps(source))
+        clock = itertools.count(step * 1e6, 0.1).__next__
+        with EmbeddedRun(copied, clock=clock, checkpoint=checkpoint, parallelism=2, discovery_interval_s=1.0) as run:
             for _ in range(draw.randint(0, 20) if step < 11 else 500):
                 batch = run.poll(0)
                 read += [] if batch is None else batch.records.column("value").to_pylist()
-                now_s += 0.3
             if step == 11 or draw.random() < 0.6:
                 checkpoint = run.checkpoint()
                 run.checkpoint_completed()

@@ -17,8 +17,8 @@ from headrace.connectors.base.commit import StaleEpochError
 from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.sink import Attempt, CommitList, Outcome
 from headrace.connectors.files import FileFormat, FileHandle, FileHandleSerializer, FileSink
-from headrace.connectors.files.json_lines import json_lines
 from headrace.connectors.files.store import FsspecStore, open_store
+from headrace.connectors.formats.json_lines import json_lines
 from headrace.enumerator.errors import (
     DataLossError,
     FencedError,

@@ -195,7 +195,7 @@ MAY_NAME_AN_ENGINE = {
     "connectors/files/formats.py": ["JSON lines as Spark's `to_json` writes values."],  # the format's definition
     "connectors/formats/json_times.py": ["What Spark's `from_json` does is done", "as Spark has them (`+02:00`, `GMT+2`)"],
     "connectors/tables/statistics.py": ["# as Spark writes it"],  # what its reader takes
-    "connectors/files/json_lines.py": ["Spark's `to_json` gives it and its JSON reader takes."],
+    "connectors/formats/json_lines.py": ["Spark's `to_json` gives it and its JSON reader takes."],
     "connectors/files/sink.py": ["Spark, Hive and pyarrow's datasets ignore names that start with `_`."],  # its readers
 }
 
