@@ -213,6 +213,8 @@ class _FsspecFolder(_RemoteFolder):
         return FoundFile(self._relative(full), int(info.get("size") or 0), _nanoseconds(time))
 
     def _open(self, path: str) -> Any:  # noqa: ANN401
+        if self._filesystem.protocol == "memory":  # it has one open file for all
+            return io.BytesIO(self._filesystem.store[self._filesystem._strip_protocol(path)].getvalue())
         return self._filesystem.open(path, "rb")
 
     def delete(self, path: str) -> None:

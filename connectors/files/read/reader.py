@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import pyarrow as pa
@@ -19,15 +20,17 @@ from headrace.enumerator.source import SourceReader, SplitBatch
 
 log = logging.getLogger(__name__)
 
+_PIECES_AT_ONCE = 2
+
 
 class FileReader(SourceReader[FileSplit]):
-    """Reads in the thread of `poll`; pyarrow reads Parquet ahead in threads of its own."""
+    """Reads one batch ahead, and the first one of the next piece: in two threads, next to those of pyarrow."""
 
     def __init__(self, plan: FilePlan) -> None:
         self._plan = plan
-        self._folder = plan.folder()
+        self._threads = ThreadPoolExecutor(2, "headrace-files")
         self._waiting: deque[FileSplit] = deque()
-        self._open: _OpenPiece | None = None
+        self._open: deque[_OpenPiece] = deque()
         self._failure: HeadraceError | None = None
 
     def add_splits(self, splits: Sequence[FileSplit]) -> None:
@@ -42,66 +45,74 @@ class FileReader(SourceReader[FileSplit]):
         """
         if self._failure is not None:
             raise self._failure
-        if self._open is None:
-            if not self._waiting:
-                return None
-            self._open = _OpenPiece(self._plan, self._waiting.popleft())
-        piece = self._open
+        while len(self._open) < _PIECES_AT_ONCE and self._waiting:
+            self._open.append(_OpenPiece(self._plan, self._waiting.popleft(), self._threads))
+        if not self._open:
+            return None
+        piece = self._open[0]
         try:
             batch = piece.read()
         except RetriableError:
-            self._close_piece()
-            self._waiting.appendleft(piece.split)
+            while self._open:  # opened again by the next call
+                self._waiting.appendleft(self._open.pop().close())
             raise
         except HeadraceError as error:
             self._failure = error
             raise
         if batch.finished:
-            self._close_piece()
+            self._open.popleft().close()
         return batch
 
     def close(self) -> None:
         self._waiting.clear()
-        self._close_piece()
-
-    def _close_piece(self) -> None:
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        self._threads.shutdown(cancel_futures=True)
+        while self._open:
+            self._open.pop().close()
 
 
 class _OpenPiece:
-    """A piece that is being read. It is opened by the first `read`."""
+    """A piece that is being read, one batch ahead of what was handed on. `split`: as it is behind that."""
 
-    def __init__(self, plan: FilePlan, split: FileSplit) -> None:
+    def __init__(self, plan: FilePlan, split: FileSplit, threads: ThreadPoolExecutor) -> None:
         self.split = split
         self._plan = plan
         self._folder = plan.folder()
         self._file: pa.NativeFile | None = None
         self._columns: FileColumns | None = None
         self._rows: Iterator[FileRows] | None = None
-        self._next: FileRows | None = None
+        self._threads = threads
+        self._ahead = threads.submit(self._advance)
 
     def read(self) -> SplitBatch[FileSplit]:
         """The next rows; after the last, none."""
         is_last = False
         try:
-            if self._rows is None:
-                self._rows = self._opened()
-            found = next(self._rows, None)
-            if found is None:
-                self._check_same()
+            found = self._ahead.result()
         except Exception as error:  # noqa: BLE001 - what is not known is raised again
             found, is_last = self._after(error), True
         if found is None:
             return SplitBatch(self.split, _no_rows(self._plan.columns.schema), finished=True)
+        if not is_last:
+            self._ahead = self._threads.submit(self._advance)
         batch = self._batch(found)
         return SplitBatch(self.split, batch, is_last)
 
-    def close(self) -> None:
+    def close(self) -> FileSplit:
+        """Let go of the file, once it is not being read. Returns the piece as it is behind what was handed on."""
+        if not self._ahead.cancel():
+            wait([self._ahead])
         self._rows = None
         if self._file is not None:
             self._file.close()
+        return self.split
+
+    def _advance(self) -> FileRows | None:
+        if self._rows is None:
+            self._rows = self._opened()
+        found = next(self._rows, None)
+        if found is None:
+            self._check_same()
+        return found
 
     def _opened(self) -> Iterator[FileRows]:
         split, plan = self.split, self._plan

@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import io
 import os
 import pickle
 import random
@@ -364,50 +365,67 @@ class AwayError(Exception):
     """As clients of stores have them: no OSError."""
 
 
-@pytest.mark.parametrize(("error", "expected"), [
+class FailingFile(io.FileIO):
+    """Whose `error` is raised by `read`, if it is set."""
+
+    error: Exception | None = None
+
+    def read(self, size: int = -1) -> bytes:
+        if FailingFile.error is not None:
+            raise FailingFile.error
+        return super().read(size)
+
+
+def failing_store():
+    """The local disk by fsspec, which fails while `FailingFile.error` is set."""
+    local = pytest.importorskip("fsspec.implementations.local")
+
+    class FailingFileSystem(local.LocalFileSystem):
+        cachable = False
+
+        def info(self, *args, **kwargs):
+            if FailingFile.error is not None:
+                raise FailingFile.error
+            return super().info(*args, **kwargs)
+
+        def find(self, path, **more):
+            self.info(path)
+            return super().find(path, **more)
+
+        def open(self, path, mode):
+            return FailingFile(path, mode)
+
+    return FailingFileSystem()
+
+
+ERRORS = [
     (AwayError("no route"), RetriableError), (TimeoutError(), RetriableError), (OSError(5, "I/O"), RetriableError),
     (PermissionError(13, "no"), AuthenticationError),
-])  # fmt: skip
-def test_a_store_that_is_away(monkeypatch, error, expected):
-    """Anywhere: while listing, opening and reading; a later call reads on where it was, each row once."""
-    memory = pytest.importorskip("fsspec.implementations.memory")
-    source = FileSource(
-        memory_folder(a=CSV.encode()), format="csv", schema=AB, split_bytes=40, on_bad_record="skip", batch_rows=2
-    )
-    fails = [False]
+]  # fmt: skip
 
-    def failing(kind, name):
-        whole = getattr(kind, name)
 
-        def call(*args, **kwargs):
-            if fails[0]:
-                raise error
-            return whole(*args, **kwargs)
-
-        monkeypatch.setattr(kind, name, call)
-
-    for kind, name in ((memory.MemoryFileSystem, "find"), (memory.MemoryFileSystem, "info"), (memory.MemoryFile, "read")):
-        failing(kind, name)
-    fails[0] = True
+@pytest.mark.parametrize(("error", "expected"), ERRORS)
+def test_a_store_that_is_away(tmp_path, monkeypatch, error, expected):
+    """While listing, opening or reading, and no such file is bad. Called again later the reader continues, each row once."""
+    (tmp_path / "a").write_text(CSV)
+    arguments = {"format": "csv", "schema": AB, "split_bytes": 40, "on_bad_record": "skip", "batch_rows": 2}
+    source = FileSource(str(tmp_path), filesystem=failing_store(), **arguments)
+    monkeypatch.setattr(FailingFile, "error", error)
     with pytest.raises(expected, match="the store"):
         found(source)
-    fails[0] = False
+    FailingFile.error = None
     splits, _ = found(source)
-    reader = source.create_reader()
-    reader.add_splits(splits)
-    fails[0] = True
-    with pytest.raises(expected, match="the store"):
-        reader.poll(0)
-    if expected is AuthenticationError:
-        pytest.skip("it does not pass")
-    read = []
-    while sum(batch.finished for batch in read) < len(splits):
-        fails[0] = False
-        read.append(reader.poll(0))
-        fails[0] = True
-        with suppress(expected):  # or it has bytes enough for another batch
-            read += filter(None, [reader.poll(0)])
-    assert [tuple(row.values()) for batch in read for row in batch.records.to_pylist()] == ROWS
+    with source.create_reader() as reader:
+        reader.add_splits(splits)
+        FailingFile.error = error
+        with pytest.raises(expected, match="the store"):
+            reader.poll(0)
+        read = []
+        while expected is RetriableError and sum(batch.finished for batch in read) < len(splits):
+            FailingFile.error = None if FailingFile.error else error
+            with suppress(expected):
+                read += filter(None, [reader.poll(0)])
+    assert [tuple(row.values()) for batch in read for row in batch.records.to_pylist()] == (ROWS if read else [])
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read all")
