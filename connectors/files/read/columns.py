@@ -85,16 +85,23 @@ class Columns:
         """What is to be read of a file with this path. Raises CorruptDataError for a value of a partition that does not fit."""
         wanted = pa.schema([each for each in self.schema if each.name in self.data.names])
         values = partition_values(path, wanted)
-        return FileColumns(self, pa.schema([each for each in wanted if each.name not in values]), values)
+        in_file = pa.schema([each for each in wanted if each.name not in values])
+        return FileColumns(self, in_file, values, frozenset(partition_keys(path)))
 
 
 @dataclass(frozen=True)
 class FileColumns:
-    """Of one file: `wanted` is what it is to be read for, `values` what its path has."""
+    """Of one file: `wanted` is what it is to be read for, `values` what its path has for these `keys`."""
 
     columns: Columns
     wanted: pa.Schema
     values: Mapping[str, pa.Scalar]
+    keys: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> list[str]:
+        """All that such a file should have, in the order of the schema: of files that have no names themselves."""
+        return [name for name in self.columns.data.names if name not in self.keys]
 
     def batch(self, found: FileRows, split: FileSplit) -> pa.RecordBatch:
         """The rows as the source has them. `split`: as it was before them.

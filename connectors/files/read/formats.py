@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from headrace.connectors.files.read.columnar import ArrowIpc, Avro, ColumnarFormat, Parquet
-from headrace.connectors.files.read.columns import FileRows, plain_schema
+from headrace.connectors.files.read.columns import FileColumns, FileRows, plain_schema
 from headrace.connectors.files.read.lines import (
     Csv,
     LineFormat,
@@ -51,20 +51,20 @@ class ReadFormat:
         """The schema of a file, or what its first lines suggest."""
         if self.name in _COLUMNAR:
             return plain_schema(_COLUMNAR[self.name].schema(file))
-        return plain_schema(self._lines.inferred(sample_lines(self._unpacked(file, path))))
+        return plain_schema(self._lines(()).inferred(sample_lines(self._unpacked(file, path))))
 
-    def read(self, file: pa.NativeFile, split: FileSplit, wanted: pa.Schema, batch_rows: int) -> Iterator[FileRows]:
+    def read(self, file: pa.NativeFile, split: FileSplit, columns: FileColumns, batch_rows: int) -> Iterator[FileRows]:
         """The rows of a piece of a file behind those that were delivered."""
+        wanted = columns.wanted
         if self.name in _COLUMNAR:
             return _COLUMNAR[self.name].read(file, split, wanted, batch_rows)
         unpacked = self._unpacked(file, split.path)
         if self.name == "csv" and self.csv.newlines_in_values:
-            return read_csv_stream(unpacked, split, self.csv, wanted, batch_rows)
-        return read_lines(unpacked, split, self._lines, wanted, batch_rows)
+            return read_csv_stream(unpacked, split, LinesOfCsv(self.csv, columns.names), wanted, batch_rows)
+        return read_lines(unpacked, split, self._lines(columns.names), wanted, batch_rows)
 
-    @property
-    def _lines(self) -> LineFormat:
-        return LinesOfCsv(self.csv) if self.name == "csv" else _LINES[self.name]
+    def _lines(self, names: Sequence[str]) -> LineFormat:
+        return LinesOfCsv(self.csv, names) if self.name == "csv" else _LINES[self.name]
 
     @staticmethod
     def _codec(path: str) -> str | None:

@@ -17,15 +17,17 @@ from pyarrow import json as arrow_json
 
 from headrace.connectors.files.read.columns import BadRow, FileRows
 from headrace.connectors.files.read.split import FileSplit
+from headrace.connectors.formats.json_times import as_texts
 from headrace.connectors.formats.json_values import JsonFormat
 from headrace.connectors.formats.plain import StringFormat
-from headrace.connectors.formats.value_format import BadValue, DecodedValues
+from headrace.connectors.formats.value_format import BadValue, DecodedValues, is_text
 from headrace.enumerator.errors import CorruptDataError, UsageError
 
 BLOCK_BYTES = 8 << 20
 SAMPLE_BYTES = 1 << 20
 _LINE_BYTES = 64 << 10
 _BOM = b"\xef\xbb\xbf"
+_NO_END = "a quoted value does not end in its line"
 _QUOTED = re.compile(r"(columns, got \d+|invalid value)[: ].*", re.DOTALL)
 
 
@@ -77,22 +79,57 @@ class LineDecoder(Protocol):
     def decode(self, values: pa.Array) -> DecodedValues:
         """As a value format does."""
 
+    def whole(self, block: bytes) -> pa.StructArray | None:
+        """The same of a block of lines, read at once, if a row for each line is all there is in it."""
+
 
 class TextDecoder:
     """A line is the column `value`."""
+
+    def whole(self, block: bytes) -> None:
+        """Not so."""
 
     def decode(self, values: pa.Array) -> DecodedValues:
         decoded, bad = StringFormat().decode(values)
         return DecodedValues(pa.StructArray.from_arrays([decoded], ["value"]), bad)
 
 
+class JsonDecoder:
+    """A line is an object."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._format = JsonFormat(kind)
+        self._parsing = arrow_json.ParseOptions(explicit_schema=pa.schema(list(kind)), unexpected_field_behavior="ignore")
+        self._is_plain = as_texts(kind) == kind
+
+    def decode(self, values: pa.Array) -> DecodedValues:
+        return self._format.decode(values)
+
+    def whole(self, block: bytes) -> pa.StructArray | None:
+        """Where each line starts and ends as an object does, none is of several lines, and as many rows are one each."""
+        text, lines = block.rstrip(b"\n"), _count(block)
+        is_clean = text.startswith(b"{") and text.endswith(b"}") and text.count(b"}\n{") == lines - 1
+        if not self._is_plain or not is_clean or b"NaN" in block or b"Inf" in block or not (block.isascii() or is_text(block)):
+            return None
+        table = arrow_json.read_json(pa.BufferReader(block), parse_options=self._parsing)
+        table.validate(full=True)  # the reader takes decimals of more digits than the type's
+        return _structs(table, lines)
+
+
 class CsvDecoder:
     """Lines of a file with these columns."""
 
     def __init__(self, csv: Csv, names: Sequence[str], wanted: pa.Schema) -> None:
-        self._reading = arrow_csv.ReadOptions(column_names=list(names), use_threads=True)
+        self._names = list(names)
         self._parsing, self._converting = _parsing(csv), _converting(csv, wanted, names)
         self._kind = pa.struct([each for each in wanted if each.name in names])
+
+    def whole(self, block: bytes) -> pa.StructArray | None:
+        """Rows are never more than the lines: if they are as many, none is of several lines, and none blank."""
+        if not self._kind.num_fields:
+            return None
+        self._check_quotes(as_lines(block[block.rfind(b"\n", 0, -1) + 1 :]))
+        return _structs(self._parsed(pa.py_buffer(block), 1 << 20), _count(block))
 
     def decode(self, values: pa.Array) -> DecodedValues:
         bad: list[BadValue] = []
@@ -113,19 +150,44 @@ class CsvDecoder:
         if not self._kind.num_fields:
             return pa.array([{}] * len(lines), self._kind)
         data = _joined(lines)
-        self._reading.block_size = max(data.size + 1, 1 << 20)
-        table = arrow_csv.read_csv(
-            pa.BufferReader(data), read_options=self._reading, parse_options=self._parsing, convert_options=self._converting
-        )
-        if table.num_rows != len(lines):
-            raise pa.ArrowInvalid("a quoted value does not end in its line")
-        return table.to_struct_array().combine_chunks()
+        values = _structs(self._parsed(data, max(data.size + 1, 1 << 20)), len(lines))
+        if values is None:
+            raise pa.ArrowInvalid(_NO_END)
+        self._check_quotes(lines)
+        return values
+
+    def _check_quotes(self, lines: pa.Array) -> None:
+        """Raise ArrowInvalid for a quoted value without an end: the reader takes it, and it would have a further one in it."""
+        quoted = lines.filter(pc.match_substring(lines, self._parsing.quote_char))
+        if not len(quoted):
+            return
+        data = _joined(pc.binary_join_element_wise(quoted, self._parsing.delimiter.encode(), b""))
+        reading = arrow_csv.ReadOptions(column_names=[*self._names, ""], block_size=max(data.size + 1, 1 << 20))
+        try:
+            table = arrow_csv.read_csv(pa.BufferReader(data), read_options=reading, parse_options=self._parsing)
+        except pa.ArrowInvalid:
+            raise pa.ArrowInvalid(_NO_END) from None
+        if table.num_rows != len(quoted):
+            raise pa.ArrowInvalid(_NO_END)
+
+    def _parsed(self, data: pa.Buffer, block_size: int) -> pa.Table:
+        reading = arrow_csv.ReadOptions(column_names=self._names, block_size=block_size)
+        options = {"read_options": reading, "parse_options": self._parsing, "convert_options": self._converting}
+        return arrow_csv.read_csv(pa.BufferReader(data), **options)
 
 
 def _reason(error: Exception) -> str:
     """The reader's own, without the row of the block that was made here, and without the value."""
     text = _QUOTED.sub(r"\1", str(error)).removeprefix("CSV parse error: ")
     return text.split(": ", 1)[1] if text.startswith("Row #") else text
+
+
+def _count(block: bytes) -> int:
+    return block.count(b"\n") + (not block.endswith(b"\n"))
+
+
+def _structs(table: pa.Table, rows: int) -> pa.StructArray | None:
+    return table.to_struct_array().combine_chunks() if table.num_rows == rows else None
 
 
 def _joined(lines: pa.Array) -> pa.Buffer:
@@ -171,7 +233,7 @@ class LinesOfJson:
 
     def decoder(self, wanted: pa.Schema, first_line: bytes) -> LineDecoder:
         """As `JsonFormat` has it."""
-        return JsonFormat(pa.struct(list(wanted)))
+        return JsonDecoder(pa.struct(list(wanted)))
 
     def inferred(self, sample: bytes) -> pa.Schema:
         """As pyarrow does it."""
@@ -183,6 +245,8 @@ class LinesOfCsv:
     """Rows of CSV. Raises CorruptDataError for a file whose first line is not a header."""
 
     csv: Csv
+    names: Sequence[str]
+    """Of the columns, where there is no header."""
 
     @property
     def has_header(self) -> bool:
@@ -191,8 +255,8 @@ class LinesOfCsv:
     skips_blank = True
 
     def decoder(self, wanted: pa.Schema, first_line: bytes) -> LineDecoder:
-        """Of a file with this header, or with the wanted columns."""
-        names = self._names(first_line) if self.csv.header else wanted.names
+        """Of a file with this header, or with the schema's columns."""
+        names = self._names(first_line) if self.csv.header else self.names
         for name in wanted.names:
             if names.count(name) > 1:
                 raise CorruptDataError(f"it has the column {name!r} {names.count(name)} times")
@@ -226,13 +290,27 @@ def read_lines(
         if decoder is None:
             header, _, block = block.partition(b"\n")  # noqa: PLW2901 - the header is no record
             decoder = lines_of.decoder(wanted, _trimmed(header))
-        lines = as_lines(block)
-        if behind >= len(lines):
-            behind -= len(lines)
+        count = _count(block) if block else 0
+        if behind >= count:
+            behind -= count
             continue
-        lines, behind = lines.slice(behind), 0
-        for first in range(0, len(lines), batch_rows):
-            yield _decoded(lines.slice(first, batch_rows), decoder, lines_of)
+        whole = _whole(block, decoder)
+        lines = as_lines(block) if whole is None else whole
+        for first in range(behind, count, batch_rows):
+            part = lines.slice(first, batch_rows)
+            yield _decoded(part, decoder, lines_of) if whole is None else FileRows(_fields(part), len(part), len(part))
+        behind = 0
+
+
+def _whole(block: bytes, decoder: LineDecoder) -> pa.StructArray | None:
+    try:
+        return decoder.whole(block)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+
+
+def _fields(values: pa.StructArray) -> dict[str, pa.Array]:
+    return dict(zip((each.name for each in values.type), values.flatten(), strict=True))
 
 
 def _decoded(lines: pa.Array, decoder: LineDecoder, lines_of: LineFormat) -> FileRows:
@@ -242,14 +320,15 @@ def _decoded(lines: pa.Array, decoder: LineDecoder, lines_of: LineFormat) -> Fil
         if pc.any(blank).as_py():
             rows = lines.filter(pc.invert(blank))
     values, bad = decoder.decode(rows)
-    columns = dict(zip((each.name for each in values.type), values.flatten(), strict=True))
     found = [BadRow(each.row, each.reason, rows[each.row].as_py()) for each in bad]
-    return FileRows(columns, len(rows), len(lines), found)
+    return FileRows(_fields(values), len(rows), len(lines), found)
 
 
-def read_csv_stream(file: pa.NativeFile, split: FileSplit, csv: Csv, wanted: pa.Schema, batch_rows: int) -> Iterator[FileRows]:
+def read_csv_stream(
+    file: pa.NativeFile, split: FileSplit, lines_of: LinesOfCsv, wanted: pa.Schema, batch_rows: int
+) -> Iterator[FileRows]:
     """The rows of a file whose values may hold newlines."""
-    names = wanted.names
+    csv, names = lines_of.csv, lines_of.names
     if csv.header:
         head = arrow_csv.open_csv(file, parse_options=_parsing(csv))
         names = head.schema.names

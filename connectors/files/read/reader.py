@@ -124,7 +124,7 @@ class _OpenPiece:
         self._check_same()
         self._columns = plan.columns.of_file(split.path)
         self._file = self._folder.open(split.path)
-        return plan.format.read(self._file, split, self._columns.wanted, plan.batch_rows)
+        return plan.format.read(self._file, split, self._columns, plan.batch_rows)
 
     def _check_same(self) -> None:
         """Raise where the file is not the version that was found."""

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs as arrow_fs
 
+from headrace.connectors.files.read.lines import LinesOfCsv, LinesOfJson, _whole, as_lines
 from headrace.enumerator.errors import (
     AuthenticationError,
     CorruptDataError,
@@ -120,6 +121,45 @@ def test_csv_is_read_as_it_is_described(tmp_path):
     schema = pa.schema([("text", pa.string()), ("number", pa.int32())])
     assert [row[1] for row in rows(FileSource(str(tmp_path), format=csv, schema=schema))] == [1, 2, 3]
     assert rows(FileSource(str(tmp_path), format=csv, schema=schema))[0] == ("x;\ny", 1)
+    (tmp_path / "a").rename(tmp_path / "_a")
+    (tmp_path / "day=1").mkdir()
+    (tmp_path / "day=1" / "b").write_text("x,1\ny,2\n")
+    for multi in (False, True):  # names are those of the schema, whatever is asked for
+        source = FileSource(
+            str(tmp_path),
+            format=Csv(header=False, newlines_in_values=multi),
+            schema=schema.insert(0, pa.field("day", pa.int8())),
+            columns=["number", "day"],
+        )
+        assert rows(source) == [(1, 1), (2, 1)]
+
+
+JSON_PARTS = [
+    *('{"a":1}', '{"a":2,"b":"x"}', '{"a":1}{"a":2}', '{"a":1},{"a":2}', '{"a":', "2}", '{"a":{"b":"', '}"}', "", " ", "null"),
+    *('{"a":1,"a":2}', '{"b":"}"}', '{"b":"{"}', '{"s":[{"a":1}', '{"a":3}]}', ' {"a":4}', '{"a":NaN}', '{"b":"NaN"}', "{}"),
+    *('"', '{"a":"1"}', '{"a":1.5}', '{"b":"\udcff"}', '{"s":{}}', "{", "}", "[", "]", ",", '{"a":5}\r', "\r"),
+]  # fmt: skip
+CSV_PARTS = [
+    *("1,x", '2,"y"', '3,"y', 'y",4', "", " ", '"', "5", "6,z,7", "q,z"),
+    *('8,"a""b"', "9,\r", '"10",', ",", "1,\udcff", '""', 'x"y,"z', '4,5" disk', '4,"a""', '"4'),
+]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("parts", "lines_of"), [(JSON_PARTS, LinesOfJson()), (CSV_PARTS, LinesOfCsv(Csv(header=False), "ab"))])
+def test_a_block_read_at_once_is_what_its_lines_are(parts, lines_of, seed):
+    """Where it is taken for clean, no line is bad, and rows are those of the lines one by one."""
+    draw = random.Random(seed)
+    decoder, clean = lines_of.decoder(AB, b""), 0
+    for _ in range(60):
+        chosen = draw.choices(parts if draw.random() < 0.5 else parts[:2] + parts[-9:], k=draw.randint(1, 4))
+        block = "\n".join(chosen).encode(errors="surrogateescape") + draw.choice((b"", b"\n"))
+        whole = _whole(block, decoder) if block else None
+        if whole is not None:
+            values, bad = decoder.decode(as_lines(block))
+            assert (whole.to_pylist(), bad) == (values.to_pylist(), [])
+            clean += 1
+    assert clean
 
 
 def test_only_columns_that_are_asked_for_are_read(tmp_path):
@@ -217,13 +257,14 @@ def test_a_schema_cannot_be_inferred_from_nothing(tmp_path):
 
 # --- bad input ----------------------------------------------------------------------------------------------------------
 BAD_LINES = [
-    ("csv", b"a,b\n1,x\n2,y,z\nq,w\n3\n\n4,v\n", {
+    ("csv", b"a,b\n1,x\n2,y,z\nq,w\n3\n5,\"z\n\n4,v\n", {
         1: "is not a row of these columns: Expected 2 columns, got 3",
         2: "is not a row of these columns: In CSV column #0: CSV conversion error to int64: invalid value",
         3: "is not a row of these columns: Expected 2 columns, got 1",
+        4: "is not a row of these columns: a quoted value does not end in its line",
     }),
-    ("jsonl", b'{"a":1,"b":"x"}\n{"a":"2"}\n{\n[]\n\n{"a":4,"b":"v"}\n', {
-        1: "field 'a' is a string", 2: "is not JSON", 3: "",
+    ("jsonl", b'{"a":1,"b":"x"}\n{"a":"2"}\n{\n[]\n{"a":5}{"a":6}\n\n{"a":4,"b":"v"}\n', {
+        1: "field 'a' is a string", 2: "is not JSON", 3: "", 4: "is not JSON",
     }),
 ]  # fmt: skip
 
@@ -242,12 +283,12 @@ def test_bad_lines(tmp_path, format_, data, bad, on_bad, split_bytes):
     else:
         kept = rows(source.with_columns(["a", "badValue", "badReason", "deadLetter"]))
         lines = data.split(b"\n")[1 if format_ == "csv" else 0 :]
-        assert [row[0] for row in kept] == [1, None, None, None, 4]
+        assert [row[0] for row in kept] == [1, None, None, None, None, 4]
         for row, reason in bad.items():
             assert kept[row][1] == kept[row][3]["value"] == lines[row]
             assert reason in kept[row][2]
         assert {"key": "__connect.errors.topic", "value": b"f"} in kept[1][3]["headers"]
-        assert kept[0][1:] == kept[4][1:] == (None, None, None)
+        assert kept[0][1:] == kept[5][1:] == (None, None, None)
 
 
 def truncated(data: bytes) -> bytes:
