@@ -97,7 +97,7 @@ class ArrowIpc(ColumnarFormat):
 
 
 class Avro(ColumnarFormat):
-    """The records of a container, which is not cut: its blocks are found by reading those before them."""
+    """The records of a container, which is not cut: a block is found by reading all the previous ones."""
 
     is_cut = False
 

@@ -12,10 +12,13 @@ from headrace.connectors.files.read.cursor import FileStatus, Key, Remembered, a
 from headrace.connectors.files.read.folders import FoundFile
 from headrace.connectors.files.read.plan import FilePlan
 from headrace.connectors.files.read.split import FileSplit, shown
+from headrace.enumerator.envelope import readable_version
 from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableError, StateError, UsageError
 from headrace.enumerator.source import DiscoveryResult, IncrementalDiscovery, JsonObject
 
 log = logging.getLogger(__name__)
+
+_VERSION = 1  # of the cursor
 
 
 class FileDiscovery(IncrementalDiscovery[FileSplit]):
@@ -63,7 +66,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         try:
             return self._plan.schema_digest
         except HeadraceError:
-            self._waiting.clear()  # listed again, as a file may be mended
+            self._waiting.clear()  # listed again, as a file may be repaired
             raise
 
     def _restore(self, cursor: JsonObject | None) -> None:
@@ -74,9 +77,9 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         if cursor is None:
             return
         try:
-            self._name, pinned = str(cursor["name"]), cursor["schema"]
-            found = cursor["found"]
-        except (KeyError, TypeError) as error:
+            readable_version(cursor["version"], _VERSION)
+            self._name, pinned, found = str(cursor["name"]), cursor["schema"], cursor["found"]
+        except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"a cursor of files cannot be read: {error!r}") from error
         self._remembered = Remembered.restored(found)
         self._plan.pin_schema(pinned)
@@ -138,7 +141,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         self._remembered.add([key_of(file) for file in chosen], now_ms, self._plan.max_file_age_s * 1000)
 
     def _stored(self) -> JsonObject:
-        return {"name": self._name, "schema": self._plan.pinned_schema, "found": self._remembered.stored()}
+        return {"version": _VERSION, "name": self._name, "schema": self._plan.pinned_schema, "found": self._remembered.stored()}
 
     def _count(self, file: FoundFile) -> int:
         parts = -(-file.size // self._plan.split_bytes)

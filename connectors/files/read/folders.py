@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import shutil
 import stat
 from abc import ABC, abstractmethod
@@ -26,6 +27,8 @@ from headrace.enumerator.errors import AuthenticationError, HeadraceError, PeerE
 
 _AWAY = (errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EINTR)
 """What a folder that is mounted from another machine answers while that is away."""
+_REFUSED = re.compile(r"Credential|ACCESS_DENIED|AccessDenied|Forbidden")
+"""What clients of stores say where no right is, in names of errors or in texts."""
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 """Where fsspec's filesystems have the time of a file."""
 
@@ -319,7 +322,7 @@ def _of_the_system(path: str, error: Exception) -> Exception:
 
 def _of_a_store(path: str, error: Exception) -> Exception:
     """Names and rights are wrong for good; anything else, such as a failed connection, may pass."""
-    if isinstance(error, PermissionError):
+    if isinstance(error, PermissionError) or _REFUSED.search(f"{type(error).__name__} {error}"):
         return AuthenticationError(f"{path}: the store refuses: {error}: correct the credentials, or the rights")
     if isinstance(error, (NotImplementedError, TypeError, AttributeError)):
         return error

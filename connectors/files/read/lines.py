@@ -288,7 +288,7 @@ def read_lines(
     behind = split.delivered
     for block in line_blocks(file, split.start, stop):
         if decoder is None:
-            header, _, block = block.partition(b"\n")  # noqa: PLW2901 - the header is no record
+            header, _, block = block.partition(b"\n")  # noqa: PLW2901 - the header is not a record
             decoder = lines_of.decoder(wanted, _trimmed(header))
         count = _count(block) if block else 0
         if behind >= count:

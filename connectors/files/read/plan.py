@@ -46,7 +46,7 @@ class FilePlan:
     split_bytes: int
     batch_rows: int
     storage_options: Mapping[str, Any] = field(repr=False)
-    filesystem: Any = None
+    filesystem: Any = field(default=None, repr=False)
     _inferred: pa.Schema | None = None
     _columns: Columns | None = None
 

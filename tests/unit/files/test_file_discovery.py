@@ -30,6 +30,7 @@ from headrace.files import FileSource
 from tests.helpers.reading_files import found, rows
 
 VALUE = pa.schema([("value", pa.string())])
+GOLDEN = Path(__file__).parents[1] / "golden" / "file_cursor_v1.json"
 DAY_S = 86_400
 NOW_S = 1_700_000_000
 
@@ -239,8 +240,21 @@ def test_a_million_files_are_remembered_in_a_megabyte():
     assert restored.stored() == remembered.stored()
 
 
+def test_the_golden_cursor_is_read(tmp_path):
+    """A difference here means that the format has changed, and needs a new version."""
+    golden = json.loads(GOLDEN.read_text())
+    write(tmp_path / "1", NOW_S)
+    write(tmp_path / "2", NOW_S + 1)
+    source = source_of(tmp_path, schema=None)
+    assert paths(found(source, golden)) == ["2"]
+    assert source.schema == VALUE
+    _, cursor = found(source_of(tmp_path, schema=None, pattern="1"))
+    assert (cursor.keys(), cursor["found"].keys()) == (golden.keys(), golden["found"].keys())
+    assert (cursor["version"], cursor["found"]["paths"]) == (golden["version"], golden["found"]["paths"])
+
+
 @pytest.mark.parametrize("damage", [
-    lambda cursor: {}, lambda cursor: cursor | {"found": {}}, lambda cursor: cursor | {"schema": "AAAA"},
+    lambda cursor: {}, lambda cursor: cursor | {"version": 2}, lambda cursor: cursor | {"found": {}}, lambda cursor: cursor | {"schema": "AAAA"},
     lambda cursor: cursor | {"found": cursor["found"] | {"paths": "AAA="}},
     lambda cursor: cursor | {"found": cursor["found"] | {"times": "????"}},
 ])  # fmt: skip

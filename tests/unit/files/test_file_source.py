@@ -441,7 +441,7 @@ def failing_store():
 
 ERRORS = [
     (AwayError("no route"), RetriableError), (TimeoutError(), RetriableError), (OSError(5, "I/O"), RetriableError),
-    (PermissionError(13, "no"), AuthenticationError),
+    (PermissionError(13, "no"), AuthenticationError), (OSError("AWS Error ACCESS_DENIED"), AuthenticationError),
 ]  # fmt: skip
 
 
