@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.connectors.tables.iceberg import IcebergSink
 
 OPTION = "connector"
-KAFKA = "kafka"
+KAFKA, FILES = "kafka", "files"
 
 Planned = tuple[SinkWrite[Any], list[str]]  # how to write, and which of a frame's columns, in its order
 
@@ -88,18 +88,20 @@ def _make_table(sink: DeltaSink | IcebergSink, schema: pa.Schema, partition_by: 
 _WRITES: Mapping[str, Callable[[Mapping[str, str], StructType], Planned]] = {
     KAFKA: _kafka,
     "sql": _sql,
-    "files": _files,
+    FILES: _files,
     "delta": functools.partial(_table, "delta"),
     "iceberg": functools.partial(_table, "iceberg"),
 }
 
 
-def kafka_options(options: Mapping[str, str]) -> dict[str, str]:
-    """The options of a read, without `connector`. Raises UsageError for another connector than Kafka's."""
+def reading(options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """The connector of a read, and its options. Raises UsageError for one that can only be written."""
     name, others = _chosen(options)
-    if name != KAFKA:
-        raise UsageError(f"connector '{name}' cannot be read, only written; '{KAFKA}' can be read")
-    return _dry_run(others) if is_dry_run(others) else others
+    if name not in (KAFKA, FILES):
+        raise UsageError(f"connector '{name}' cannot be read, only written; '{KAFKA}' and '{FILES}' can be read")
+    if not is_dry_run(others):
+        return name, others
+    return name, _dry_run(others) if name == KAFKA else _without_dry_run(others)
 
 
 _LEFT_OUT_OF_DRY_RUNS = re.compile(

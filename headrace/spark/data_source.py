@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from headrace.connectors.kafka.read.split import KafkaSplit
+    from headrace.runners.spark.bounded import BoundedReader
     from headrace.runners.spark.readers import BatchReader, StreamReader
+    from headrace.runners.spark.split_readers import SplitStreamReader
     from headrace.runners.spark.supervision.dry_run_source import DryRunWriter
     from headrace.runners.spark.writers import BatchWriter, StreamWriter
 
@@ -47,24 +49,39 @@ class DefaultSource(DataSource):
     def schema(self) -> StructType:
         """The columns of a user who gave no schema. Raises UsageError for options that fit no kind of query."""
         from headrace.runners.spark.readers import default_schema
-        from headrace.spark.connectors import kafka_options
+        from headrace.spark.connectors import FILES, reading
         from headrace.spark.kafka_read import any_read
 
-        return default_schema(any_read(kafka_options(self.options)))
+        connector, options = reading(self.options)
+        if connector == FILES:
+            from headrace.spark.files_read import file_schema
 
-    def reader(self, schema: StructType) -> BatchReader[KafkaSplit]:
+            return file_schema(options)
+        return default_schema(any_read(options))
+
+    def reader(self, schema: StructType) -> BatchReader[KafkaSplit] | BoundedReader:
         from headrace.runners.spark.readers import BatchReader
-        from headrace.spark.connectors import kafka_options
+        from headrace.spark.connectors import FILES, reading
         from headrace.spark.kafka_read import Mode, kafka_read
 
-        return BatchReader(kafka_read(kafka_options(self.options), Mode.BATCH, schema), schema)
+        connector, options = reading(self.options)
+        if connector == FILES:
+            from headrace.spark.files_read import file_reader
 
-    def streamReader(self, schema: StructType) -> StreamReader[KafkaSplit]:  # noqa: N802 - Spark's name
+            return file_reader(options, schema)
+        return BatchReader(kafka_read(options, Mode.BATCH, schema), schema)
+
+    def streamReader(self, schema: StructType) -> StreamReader[KafkaSplit] | SplitStreamReader[Any]:  # noqa: N802 - Spark's name
         from headrace.runners.spark.readers import StreamReader
-        from headrace.spark.connectors import kafka_options
+        from headrace.spark.connectors import FILES, reading
         from headrace.spark.kafka_read import Mode, kafka_read
 
-        return StreamReader(kafka_read(kafka_options(self.options), Mode.STREAM, schema), schema)
+        connector, options = reading(self.options)
+        if connector == FILES:
+            from headrace.spark.files_read import file_stream_reader
+
+            return file_stream_reader(options, schema)
+        return StreamReader(kafka_read(options, Mode.STREAM, schema), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter[Any]:  # noqa: FBT001 - Spark's signature
         """A batch write. Raises UsageError for options or columns that cannot be honoured, and for `.mode("overwrite")`."""

@@ -16,7 +16,9 @@ pytest.importorskip("pyspark", reason="needs headrace[spark]")
 pytest.importorskip("apache_beam", reason="needs headrace[beam]")
 
 from headrace.enumerator import Boundedness, Source
+from headrace.files import FileSource
 from headrace.testing import ExternalContext, SparkSourceConformance
+from tests.conformance import test_files as files
 from tests.conformance.test_beam_sources import TextContext
 from tests.conformance.test_memory import MemoryContext
 from tests.helpers.page_connector import write_lines_module
@@ -98,8 +100,21 @@ class TestLines(OnSpark):
         return Folder()
 
 
+class TextFiles(files.TextContext):
+    def create_source(self, boundedness: Boundedness) -> FileSource:
+        watch = boundedness is Boundedness.UNBOUNDED
+        return self.source(watch=watch, **({"discovery_interval_s": 0.3} if watch else {}))
+
+
+class TestFiles(OnSpark):
+    """Finite splits, found by a cursor."""
+
+    def create_external_context(self) -> ExternalContext:
+        return TextFiles()
+
+
 class TestBeamText(OnSpark):
-    """Finite splits."""
+    """Finite splits, all known at once."""
 
     def create_external_context(self) -> ExternalContext:
         return TextContext()

@@ -6,6 +6,7 @@ from pyspark.errors import PySparkException
 from headrace.connectors.files import FileFormat, FileSink
 from tests.helpers.file_rig import job_committer, left_over, prepared, published
 from tests.helpers.spark_jobs import finish_driver, kill_driver
+from tests.helpers.waiting import eventually
 
 COLUMNS = {
     "flag": "true", "byte": "-128Y", "short": "32767S", "integer": "-2147483648", "long": "9223372036854775807L",
@@ -46,6 +47,34 @@ def test_filters_find_rows_with_nan_which_spark_sorts_last(spark, tmp_path):
         for column in ("x", "s.f"):
             wanted = [row.id for row in frame.where(f"{column} {condition}").collect()]
             assert [row.id for row in found.where(f"{column} {condition}").collect()] == wanted, condition
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "json"])
+def test_what_was_written_is_read_as_a_frame_and_as_a_stream(spark, tmp_path, file_format):
+    left_out = {"interval", *({"binary", "date", *NESTED} if file_format == "json" else ())}
+    values = ", ".join(f"{sql} AS `{name}`" for name, sql in COLUMNS.items() if name not in left_out)
+    frame = spark.sql(f"SELECT id, {values} FROM range(0, 10, 1, 3)")
+    write(frame, tmp_path / "in", fileFormat=file_format)
+    options = {"connector": "files", "fileFormat": file_format, "path": str(tmp_path / "in"), "discoveryInterval": "200ms"}
+    rows = sorted(map(str, frame.collect()))
+    assert (
+        sorted(str(row) for row in spark.read.format("headrace").options(**options).schema(frame.schema).load().collect())
+        == rows
+    )
+    if file_format == "parquet":
+        found = spark.read.format("headrace").options(**options).load().schema
+        assert [field.simpleString() for field in found] == [field.simpleString() for field in frame.schema]
+    stream = spark.readStream.format("headrace").options(**options).schema(frame.schema).load()
+    seen = []
+    query = stream.writeStream.foreachBatch(lambda batch, _: seen.extend(map(str, batch.collect())))
+    query = query.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        query.processAllAvailable()
+        assert sorted(seen) == rows
+        write(frame, tmp_path / "in", fileFormat=file_format)
+        eventually(lambda: sorted(seen) == sorted(rows + rows))
+    finally:
+        query.stop()
 
 
 @pytest.mark.parametrize("file_format", FileFormat)

@@ -14,7 +14,7 @@ from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.delta import DeltaSink
 from headrace.connectors.tables.iceberg import IcebergSink
 from headrace.enumerator.errors import UsageError
-from headrace.spark.connectors import kafka_options, planned_batch_write, planned_stream_write
+from headrace.spark.connectors import planned_batch_write, planned_stream_write, reading
 from headrace.spark.files_write import file_write
 from headrace.spark.kafka_write import kafka_write
 from headrace.spark.table_write import delta_write, iceberg_write
@@ -50,7 +50,7 @@ def refused(write, complaint):
 
 class TestConnector:
     def test_kafka_is_the_default(self):
-        assert kafka_options({"subscribe": "t"}) == {"subscribe": "t"}
+        assert reading({"subscribe": "t"}) == ("kafka", {"subscribe": "t"})
         assert isinstance(planned_batch_write(KAFKA, SCHEMA, overwrite=False)[0].sink, KafkaSink)
 
     def test_it_is_named_by_an_option_whose_case_is_ignored(self, tmp_path):
@@ -61,17 +61,17 @@ class TestConnector:
 
     def test_an_unknown_one_is_refused_with_the_list(self):
         for plan in (
-            kafka_options,
+            reading,
             lambda options: planned_batch_write(options, SCHEMA, overwrite=False),
             lambda options: planned_stream_write(options, SCHEMA, complete=False),
         ):
             with pytest.raises(UsageError, match="must be one of kafka, sql, files, delta, iceberg, not 'jdbc'"):
                 plan({"connector": "jdbc"})
 
-    @pytest.mark.parametrize("name", ["sql", "files", "delta", "iceberg"])
-    def test_only_kafka_can_be_read(self, name):
-        with pytest.raises(UsageError, match=f"connector '{name}' cannot be read, only written; 'kafka' can be read"):
-            kafka_options({"connector": name})
+    @pytest.mark.parametrize("name", ["sql", "delta", "iceberg"])
+    def test_tables_are_not_read(self, name):
+        with pytest.raises(UsageError, match=f"connector '{name}' cannot be read, only written; 'kafka' and 'files' can be"):
+            reading({"connector": name})
 
     @pytest.mark.parametrize("name", ["sql", "files", "delta", "iceberg"])
     def test_nothing_is_overwritten(self, name):

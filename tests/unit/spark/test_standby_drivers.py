@@ -58,7 +58,7 @@ from headrace.runners.spark.supervision.supervisor import supervise
 from headrace.runners.spark.supervision.takeover import Takeover, check_peers, check_standby, checkpoint_of, resolved
 from headrace.runners.spark.writers import StreamWriter
 from headrace.sinks import FunctionSink
-from headrace.spark.connectors import kafka_options
+from headrace.spark.connectors import reading
 from headrace.spark.format import headrace_format
 from headrace.spark.kafka_read import Mode, kafka_read
 from headrace.testing import FakeKafka
@@ -925,7 +925,7 @@ def test_a_dry_run_ends_at_once_when_the_driver_is_called(dry_run, java):
 def test_a_dry_run_reads_a_few_of_the_first_records_and_commits_to_no_group():
     given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "headracedryrun": "true", "kafka.group.id": "g"}
     changed = {"startingOffsets": "latest", "commitOffsetsToGroup": "g", "maxoffsetspertrigger": "7", "jvmCheckpoint": "/j"}
-    read = kafka_options({**given, **changed, "minOffsetsPerTrigger": "5", "startingTimestamp": "1"})
+    read = reading({**given, **changed, "minOffsetsPerTrigger": "5", "startingTimestamp": "1"})[1]
     kept = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "kafka.group.id": "g"}
     assert read == {**kept, "startingoffsets": "earliest", "maxoffsetspertrigger": "1000"}
 
@@ -933,7 +933,7 @@ def test_a_dry_run_reads_a_few_of_the_first_records_and_commits_to_no_group():
 def test_a_query_that_starts_with_a_savepoint_is_rehearsed_from_the_first_records():
     given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "headraceDryRun": "true"}
     for name in ("startFromSavepoint", "startfromsavepoint"):
-        read = kafka_options({**given, name: "/savepoint"})
+        read = reading({**given, name: "/savepoint"})[1]
         assert name not in read
         assert kafka_read(read, Mode.STREAM).savepoint is None
     assert read["startingoffsets"] == "earliest"

@@ -1,0 +1,121 @@
+"""The options of the file source in Spark, and what they mean as a `FileSource`.
+
+Names are those of Spark's own file source where it has the same; case is ignored. An option no one knows is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from headrace.connectors.files.read.source import FileSource
+from headrace.enumerator.errors import UsageError
+from headrace.runners.restarts import duration_s
+from headrace.runners.spark.bounded import BoundedReader, pickled, spark_types
+from headrace.runners.spark.split_readers import SplitStreamReader
+from headrace.runners.spark.split_stream import SplitRead
+from headrace.spark.options import Option, OptionTable, choice, integer, json_object, one_of, text
+
+
+class ReadFormat(StrEnum):
+    """File formats, as Spark calls them, and Arrow's."""
+
+    PARQUET = "parquet"
+    JSON = "json"
+    CSV = "csv"
+    TEXT = "text"
+    AVRO = "avro"
+    ARROW = "arrow"
+
+
+def _duration(option: Option, value: str) -> float:
+    return duration_s(f"option '{option.name}'", value)
+
+
+OPTIONS = OptionTable(
+    (
+        Option("path", text, "the folder or file, as in `load(path)`: a local one, or the URL of an fsspec filesystem"),
+        Option("fileFormat", choice(ReadFormat), "`parquet` (default), `json` (lines), `csv`, `text`, `avro` or `arrow`"),
+        Option("pathGlobFilter", text, "only files with such names, as `*.csv`", "pattern"),
+        Option("order", one_of("time", "name"), "how new files are found: by their times (default), or their names", "order"),
+        Option("maxFileAge", _duration, "how far behind the newest file an older one may appear. Default 7d", "max_file_age_s"),
+        Option(
+            "onChangedFile",
+            one_of("fail", "ignore", "reread"),
+            "a file that changes after it was found: `fail` (default), `ignore`, or `reread`",
+            "on_changed_file",
+        ),
+        Option(
+            "onBadRecord",
+            one_of("fail", "keep", "skip"),
+            "a line or file that cannot be read: `fail` (default), `keep` it with nulls, or `skip` it",
+            "on_bad_record",
+        ),
+        Option(
+            "splitBytes", integer(1), "larger files are read in pieces of at most this size. Default 128 MiB", "split_bytes"
+        ),
+        Option(
+            "storageOptions",
+            json_object('{"key": "...", "secret": "..."}'),
+            "a JSON object of fsspec's options for a filesystem that is not local",
+            "storage_options",
+        ),
+        Option("discoveryInterval", _duration, "streaming: time between two listings. Default 10s", "discovery_interval_s"),
+        Option("maxFilesPerTrigger", integer(1), "streaming: most files, or pieces of large files, in a batch. Default 1000"),
+        Option("maxBytesPerTrigger", integer(1), "streaming: about this many bytes in a batch"),
+        Option("cleanSource", one_of("off", "archive", "delete"), "streaming: what becomes of files that were read"),
+        Option("sourceArchiveDir", text, "streaming: the folder for cleanSource=archive"),
+        Option("startFromSavepoint", text, "streaming: a savepoint of a run that a query without a checkpoint starts with"),
+    ),
+    "the source of files",
+    "the source of files",
+    required=("path",),
+)
+
+
+def file_schema(options: Mapping[str, str]) -> StructType:
+    """The columns of a user who gave no schema: those of the oldest file. Reads it."""
+    return spark_types(_source(OPTIONS.parse(options)[0], None, watch=False))
+
+
+def file_reader(options: Mapping[str, str], schema: StructType) -> BoundedReader:
+    """A frame of the files that there are. Raises UsageError naming the option that is missing, unknown or wrong."""
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    return BoundedReader(pickled(_source(OPTIONS.parse(options)[0], arrow, watch=False)), arrow)
+
+
+def file_stream_reader(options: Mapping[str, str], schema: StructType) -> SplitStreamReader[Any]:
+    """A stream of the files that there are, and those that come. Raises as `file_reader`."""
+    given, _ = OPTIONS.parse(options)
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    read: SplitRead[Any] = SplitRead(
+        source=_source(given, arrow, watch=True),
+        most_splits=given.get("maxFilesPerTrigger", SplitRead.most_splits),
+        most_bytes=given.get("maxBytesPerTrigger"),
+        savepoint=given.get("startFromSavepoint"),
+    )
+    return SplitStreamReader(read, arrow)
+
+
+def _source(given: Mapping[str, Any], schema: pa.Schema | None, *, watch: bool) -> FileSource:
+    arguments = OPTIONS.arguments(given)
+    if schema is not None:
+        arguments |= {"schema": schema, "columns": schema.names}
+    if watch:
+        arguments["after_read"] = _after_read(given)
+    else:
+        arguments.pop("discovery_interval_s", None)
+    form = given.get("fileFormat", ReadFormat.PARQUET)
+    return FileSource(given["path"], format="jsonl" if form is ReadFormat.JSON else form.value, watch=watch, **arguments)
+
+
+def _after_read(given: Mapping[str, Any]) -> str | None:
+    chosen, folder = given.get("cleanSource", "off"), given.get("sourceArchiveDir")
+    if (chosen == "archive") != (folder is not None):
+        raise UsageError("options 'cleanSource=archive' and 'sourceArchiveDir' go together")
+    return f"archive:{folder}" if chosen == "archive" else chosen if chosen == "delete" else None
