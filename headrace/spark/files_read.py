@@ -22,7 +22,7 @@ from headrace.runners.spark.split_stream import SplitRead
 from headrace.spark.options import Option, OptionTable, choice, integer, json_object, one_of, text
 
 
-class ReadFormat(StrEnum):
+class SparkReadFormat(StrEnum):
     """File formats, as Spark calls them, and Arrow's."""
 
     PARQUET = "parquet"
@@ -40,7 +40,7 @@ def _duration(option: Option, value: str) -> float:
 OPTIONS = OptionTable(
     (
         Option("path", text, "the folder or file, as in `load(path)`: a local one, or the URL of an fsspec filesystem"),
-        Option("fileFormat", choice(ReadFormat), "`parquet` (default), `json` (lines), `csv`, `text`, `avro` or `arrow`"),
+        Option("fileFormat", choice(SparkReadFormat), "`parquet` (default), `json` (lines), `csv`, `text`, `avro` or `arrow`"),
         Option("pathGlobFilter", text, "only files with such names, as `*.csv`", "pattern"),
         Option("order", one_of("time", "name"), "how new files are found: by their times (default), or their names", "order"),
         Option("maxFileAge", _duration, "how far behind the newest file an older one may appear. Default 7d", "max_file_age_s"),
@@ -110,8 +110,8 @@ def _source(given: Mapping[str, Any], schema: pa.Schema | None, *, watch: bool) 
         arguments["after_read"] = _after_read(given)
     else:
         arguments.pop("discovery_interval_s", None)
-    form = given.get("fileFormat", ReadFormat.PARQUET)
-    return FileSource(given["path"], format="jsonl" if form is ReadFormat.JSON else form.value, watch=watch, **arguments)
+    form = given.get("fileFormat", SparkReadFormat.PARQUET)
+    return FileSource(given["path"], format="jsonl" if form is SparkReadFormat.JSON else form.value, watch=watch, **arguments)
 
 
 def _after_read(given: Mapping[str, Any]) -> str | None:
