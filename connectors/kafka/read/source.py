@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -467,7 +469,11 @@ def _with_own_end(source: KafkaSource, positions: Checkpoint[KafkaSplit]) -> Che
 
 
 class KafkaBatches:
-    """Iterates the Arrow record batches of a source in the caller's thread. Not thread-safe; a context manager.
+    """Iterates the Arrow record batches of a source in the caller's thread. A context manager.
+
+    One thread at a time: a call while another thread's has not returned is a UsageError, as the batch that one gets would count
+    as taken. (So it is where `asyncio.wait_for` gave up `asyncio.to_thread(next, batches)`, which still waits.) `close` may be
+    called by any.
 
     `checkpoint()` gives the state as of the batches taken so far, as bytes to store; once they are stored, call
     `checkpoint_completed()`, which commits offsets to the source's group, if it has one. `source.batches(those bytes)`
@@ -483,6 +489,7 @@ class KafkaBatches:
         self._run = EmbeddedRun(
             source, clock=time.monotonic, checkpoint=checkpoint, discovery_interval_s=source.discovery_interval_s
         )
+        self._in_use = threading.RLock()  # of the thread whose call has not returned; a signal handler is of that thread, too
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """This object."""
@@ -496,10 +503,11 @@ class KafkaBatches:
         """
         before = self._run.handed
         try:
-            while not self._run.finished and not self._run.closed:
-                batch = self._run.poll(POLL_TIMEOUT_S)
-                if batch is not None and batch.records.num_rows:
-                    return batch.records
+            with self._used():
+                while not self._run.finished and not self._run.closed:
+                    batch = self._run.poll(POLL_TIMEOUT_S)
+                    if batch is not None and batch.records.num_rows:
+                        return batch.records
         except HeadraceError:
             raise
         except BaseException:
@@ -510,11 +518,25 @@ class KafkaBatches:
 
     def checkpoint(self) -> bytes:
         """The state as of the batches taken so far: store it, then call `checkpoint_completed`."""
-        return self._run.checkpoint()
+        with self._used():
+            return self._run.checkpoint()
 
     def checkpoint_completed(self) -> None:
         """What `checkpoint` returned is stored. Commits offsets to the group, if the source has one."""
-        self._run.checkpoint_completed()
+        with self._used():
+            self._run.checkpoint_completed()
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        if not self._in_use.acquire(blocking=False):
+            raise UsageError(
+                "another thread is in a call of these batches, and what it gets counts as taken: wait for that call, as for the "
+                "asyncio.to_thread(next, batches) that a timeout has given up, or read with one iterator for each thread"
+            )
+        try:
+            yield
+        finally:
+            self._in_use.release()
 
     def close(self) -> None:
         """Stop fetching. May be called more than once."""

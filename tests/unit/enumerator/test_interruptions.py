@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator
-from headrace.enumerator.errors import StateError
+from headrace.enumerator.errors import StateError, UsageError
 from headrace.kafka import KafkaSource, Latest
 from headrace.testing import FakeKafka
 from headrace.testing.memory import MemoryLog, MemoryReader, MemorySource
@@ -189,6 +191,23 @@ def test_batches_that_have_ended_have_no_more_and_their_checkpoint_continues(kaf
         assert next(batches, None) is None
     batches.close()
     assert [batch.column("value").to_pylist() for batch in source.batches(batches.checkpoint())] == [[b"2"]]
+
+
+def test_batches_that_another_thread_waits_for_are_refused_and_lose_nothing():
+    """Regression: what a call got that a timeout had given up, as in asyncio, counted as taken at the next call."""
+    with FakeKafka() as cluster, ThreadPoolExecutor() as threads:
+        cluster.create_topic("t")
+        with KafkaSource(cluster.bootstrap, topics=["t"]).batches() as batches:
+            given_up = threads.submit(next, batches)
+            with pytest.raises(TimeoutError):
+                given_up.result(0.2)
+            for call in (partial(next, batches), batches.checkpoint, batches.checkpoint_completed):
+                with pytest.raises(UsageError, match="another thread is in a call"):
+                    call()
+            cluster.append("t", b"one")
+            assert given_up.result(20).num_rows == 1
+            cluster.append("t", b"two")
+            assert next(batches).column("value").to_pylist() == [b"two"]
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
