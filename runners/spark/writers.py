@@ -321,6 +321,14 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
                 "(transactional.id.expiration.ms)",
                 ", ".join(sorted(map(str, queries))),
             )
+        if any(message.skipped for message in prepared):
+            log.warning(
+                "write %s, number %d: the destination has it already, and nothing is written. That is so where the same batch is "
+                "repeated. A second write of a batch to one destination needs another txnAppId, and so does a query that counts "
+                "its batches from 0 again: their rows are left out",
+                self._job,
+                self._epoch,
+            )
         capabilities.reached(self._sink)
         content = _content(self._offsets, self._epoch) if self._is_repeatable else None
         self._recorded.refuse(self._job, self._epoch, content)

@@ -241,6 +241,16 @@ def test_a_write_in_foreach_batch_without_a_name_is_warned_of(monkeypatch, sink,
     assert ("query the-query writes in foreachBatch without txnAppId and txnVersion" in caplog.text) is warned
 
 
+def test_a_named_write_that_the_destination_has_already_is_warned_of(monkeypatch, sink, log, caplog):
+    """Of two writes of one batch with one name the second lost its rows without a word."""
+    monkeypatch.setattr(writers.TaskContext, "get", task({}))
+    for number, warned in (("0", False), ("1", True)):
+        writer = pickle.loads(pickle.dumps(BatchWriter(sink, ["value"], JOB, 7)))
+        writer.commit([writer.write(iter([pa.RecordBatch.from_pydict({"value": [number]})]))])
+        assert ("needs another txnAppId" in caplog.text) is warned
+    assert values(log) == ["0"]
+
+
 @pytest.mark.parametrize("error", [PeerError("gone"), OSError("gone")])
 def test_a_list_that_cannot_be_removed_does_not_fail_a_committed_write(monkeypatch, sink, log, caplog, error):
     """findings: Sinks 7. The caller would repeat it."""
