@@ -155,6 +155,10 @@ class _DeltaLog(TableLog):
                 f"{self._uri}: there is no Delta table here: make it first, as with DeltaSink.create_table"
             ) from error
 
+    def exists(self) -> bool:
+        with _translated(self._uri):
+            return DeltaTable.is_deltatable(self._uri, self._options)
+
     def store(self) -> fs.FileSystem:
         return fs.PyFileSystem(_Store(self._uri, self._options))
 

@@ -127,6 +127,10 @@ class _IcebergLog(TableLog):
     def load(self) -> _LoadedIceberg:
         return _LoadedIceberg(self._table(), self._name)
 
+    def exists(self) -> bool:
+        with _translated(self._name):
+            return _catalog(self._properties).table_exists(self._name)
+
     def store(self) -> fs.FileSystem:
         table = self._table()
         assert isinstance(table.io, arrow_io.PyArrowFileIO)

@@ -178,5 +178,9 @@ class TableLog(ABC):
         """The newest version. Raises UsageError without a table, PeerError for what the store refuses."""
 
     @abstractmethod
+    def exists(self) -> bool:
+        """Whether there is a table, without loading it. Raises PeerError as `load`."""
+
+    @abstractmethod
     def store(self) -> fs.FileSystem:
         """Where the table's files are; paths in it are relative to the table."""

@@ -74,6 +74,8 @@ def _table(format_name: str, options: Mapping[str, str], schema: StructType) -> 
     with _brought_by(format_name):
         plan = table_write.delta_write if format_name == "delta" else table_write.iceberg_write
         write, partition_by = plan(options, schema)
+    if not write.sink.log().exists():
+        _make_table.cache_clear()  # what was asked before was of a table that is gone
     _make_table(write.sink, to_arrow_schema(schema, timezone="UTC"), partition_by)
     return write, schema.names
 

@@ -150,6 +150,9 @@ class WatchedLog(TableLog):
     def load(self) -> LoadedTable:
         return WatchedTable(self._inner.load(), self)
 
+    def exists(self) -> bool:
+        return self._inner.exists()
+
     def store(self) -> Any:
         return WatchedStore(self._inner.store(), self._calling)
 

@@ -2,9 +2,11 @@
 
 import json
 import pickle
+import shutil
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog import load_catalog
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from headrace.connectors.base.jobs import one_off_job
@@ -233,6 +235,8 @@ class TestDelta:
         write, columns = planned_batch_write(options, schema, overwrite=False)
         assert columns == ["id", "value"]
         assert write.sink.recorded_epochs() == {}
+        shutil.rmtree(tmp_path / "t")  # as in a notebook that starts over: the process is the same one
+        assert planned_batch_write(options, schema, overwrite=False)[0].sink.recorded_epochs() == {}
         with pytest.raises(UsageError, match="no column 'other'"):
             planned_batch_write(options, StructType([StructField("other", LongType()), *schema.fields]), overwrite=False)
 
@@ -275,11 +279,13 @@ class TestIceberg:
         assert "s3cret" not in repr(write)
 
     def test_a_table_is_made_where_the_write_is_planned(self, tmp_path):
-        catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}"}
+        catalog = {"name": "c", "type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}"}
         options = {"connector": "iceberg", "table": "a.b", "catalog": json.dumps(catalog)}
         write, columns = planned_batch_write(options, SCHEMA, overwrite=False)
         assert columns == SCHEMA.names
         assert write.sink.recorded_epochs() == {}
+        load_catalog(**catalog).drop_table("a.b")
+        assert planned_stream_write(options, SCHEMA, complete=False)[0].sink.recorded_epochs() == {}
         with pytest.raises(UsageError, match="no column 'other'"):
             planned_batch_write(options, StructType([StructField("other", LongType())]), overwrite=False)
 
