@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import Boundedness, Source
 from headrace.runners.spark.planning import packed, told_parallelism
+from headrace.runners.spark.private import active
 from headrace.runners.spark.readers import SplitsPartition, spark_schema
 from headrace.runners.spark.tasks import read_splits
 
@@ -33,21 +34,25 @@ STALL_S = 600.0
 def read_source(spark: SparkSession, source: Source[Any]) -> DataFrame:
     """A frame of all that the source has, with its columns.
 
-    The source is asked for its splits each time the frame is computed. Each split is a task; small ones share one where they
-    state their size (`SizedSplit`). A task whose reader has nothing
-    for ten minutes fails. Raises UsageError for a source without end, and for a type of its schema that Spark does not have.
+    The source is asked for its splits once, by the first action: for what has come since, call this again. Each split is a
+    task; small ones share one where they state their size (`SizedSplit`). A task whose reader has nothing for ten minutes
+    fails. Raises UsageError for a source without end, and for a type of its schema that Spark does not have.
     """
     if source.boundedness is not Boundedness.BOUNDED:
         raise UsageError(f"source {source.name!r} has no end: only a bounded source can be read as a frame")
     spark_types(source)
-    return spark.read.format(register_once(spark, BoundedSourceFormat.of(source))).load()
+    with active(spark):
+        return spark.read.format(register_once(spark, BoundedSourceFormat.of(source))).load()
 
 
 _registered: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 
 
 def register_once(spark: SparkSession, made: type[DataSource]) -> str:
-    """The format's name, which no other has. Registered with the session again, Spark would warn that it replaces another."""
+    """The format's name, which no other has. Registered with the session again, Spark would warn that it replaces another.
+
+    Called, as what uses the name, while the session is the active one.
+    """
     known = _registered.setdefault(spark, set())
     if made.name() not in known:
         spark.dataSource.register(made)

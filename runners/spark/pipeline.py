@@ -22,6 +22,7 @@ from headrace.runners.spark.bounded import PickledFormat, converted, loaded, pic
 from headrace.runners.spark.driver_id import driver_id_of
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.private import active
 from headrace.runners.spark.readers import StreamReader
 from headrace.runners.spark.session import PIPELINES, told_parallelism_of
 from headrace.runners.spark.split_readers import SplitStreamReader
@@ -65,13 +66,15 @@ class PipelineQuery:
         sink = _format_of(PipelineSinkFormat, write)
         frame = read_frame(spark, self.read)
         _sinks[sink.name()] = sink
-        writer = frame.writeStream.format(register_once(spark, sink)).outputMode("append")
+        writer = frame.writeStream.format(sink.name()).outputMode("append")
         writer = writer.option("checkpointLocation", self.checkpoint)
         if self.name is not None:
             writer = writer.queryName(self.name)
         if self.trigger is not None:
             writer = writer.trigger(**self.trigger)
-        return writer.start()
+        with active(spark):
+            register_once(spark, sink)
+            return writer.start()
 
 
 FormatT = TypeVar("FormatT", bound=PickledFormat)
@@ -81,7 +84,8 @@ def read_frame(spark: SparkSession, read: StreamRead) -> DataFrame:
     """A streaming frame of the source. Raises UsageError for a type that Spark has not, and for what cannot travel to tasks."""
     spark_types(read.source)
     source = _format_of(PipelineSourceFormat, replace(read, parallelism=told_parallelism_of(spark)))
-    return spark.readStream.format(register_once(spark, source)).load()
+    with active(spark):
+        return spark.readStream.format(register_once(spark, source)).load()
 
 
 def _format_of(kind: type[FormatT], held: object) -> type[FormatT]:

@@ -8,13 +8,15 @@ of PySpark's worker processes. `tests/unit/tools/test_tidy.py` keeps underscore 
 from __future__ import annotations
 
 import subprocess
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -35,6 +37,24 @@ def call_jvm(context: SparkContext) -> None:
     """One call of the session's JVM, if it has one, to be answered: each public call does work. Raises py4j's errors."""
     if context._jvm is not None:
         context._jvm.java.lang.System.nanoTime()
+
+
+@contextmanager
+def active(session: object) -> Iterator[None]:
+    """The thread's active session is this one meanwhile: there Spark looks for formats that were registered with a session.
+
+    PySpark makes a session active as it makes a frame of rows, and in no other way. Nothing to do over Connect.
+    """
+    if not isinstance(session, SparkSession):
+        yield
+        return
+    sessions: Any = SparkSession._get_j_spark_session_class(session._jvm)
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(session._jsparkSession)
+    try:
+        yield
+    finally:
+        sessions.setActiveSession(before.get()) if before.isDefined() else sessions.clearActiveSession()
 
 
 def jvm_variable(context: SparkContext, name: str) -> str | None:
