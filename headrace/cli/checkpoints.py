@@ -102,7 +102,7 @@ def verify_checkpoint_command(location: Location, *, as_json: Json = False, clie
     if cluster is not None and not any(finding.kind.prevents_restore for finding in found):
         found += findings_in_cluster(cluster, checkpoint)
     rows = [(finding.kind.value, finding.where, finding.what) for finding in found]
-    _print([Listing("finding", "DiscoveryResult", ("kind", "where", "what"), rows)], is_json=as_json)
+    _print([Listing("finding", "Findings", ("kind", "where", "what"), rows)], is_json=as_json)
     is_bad = any(finding.kind.prevents_restore for finding in found)
     asked = "" if cluster is not None else " (topics and offsets were not looked at: give --bootstrap)"
     note(f"the query can{'not' if is_bad else ''} continue from this checkpoint{asked}")
@@ -217,6 +217,9 @@ def export_command(
     note("headrace run starts with it by --from-savepoint; do not start the query again alongside it")
 
 
+_MOST_DIGITS = len(str(2**63))
+
+
 def parse_positions(texts: Iterable[str]) -> dict[tuple[str, int], int]:
     """From `topic:partition=offset`. Raises UsageError."""
     found: dict[tuple[str, int], int] = {}
@@ -225,6 +228,8 @@ def parse_positions(texts: Iterable[str]) -> dict[tuple[str, int], int]:
         topic, _, partition = place.rpartition(":")
         if not topic or not all(number.isascii() and number.isdigit() for number in (partition, offset)):
             raise UsageError(f"--offset {text!r} is not TOPIC:PARTITION=OFFSET")
+        if len(partition) > _MOST_DIGITS or len(offset) > _MOST_DIGITS or int(offset) >= 2**63:
+            raise UsageError(f"--offset {text!r}: an offset of Kafka is at most 2**63 - 1")
         if (topic, int(partition)) in found:
             raise UsageError(f"--offset names {topic}:{partition} twice")
         found[topic, int(partition)] = int(offset)

@@ -150,8 +150,8 @@ def offset_log(options: Mapping[str, str]) -> OffsetLog | None:
 def _chosen(options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     if any(f"option.{name}" in options for name in options):
         raise UsageError(
-            "this would be a table of Spark's catalog, which gives a Python data source its options where the table is made, and "
-            "not where it is read. Make a view: CREATE TEMPORARY VIEW name USING headrace OPTIONS (...)"
+            "this would be a table of Spark's catalog, which gives a Python data source its options where the table is made, "
+            "and not where it is read. Make a view: CREATE TEMPORARY VIEW name USING headrace OPTIONS (...)"
         )
     others = {name: value for name, value in options.items() if name.lower() != OPTION}
     name = next((value.strip().lower() for written, value in options.items() if written.lower() == OPTION), KAFKA)

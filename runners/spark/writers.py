@@ -323,9 +323,9 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
             )
         if any(message.skipped for message in prepared):
             log.warning(
-                "write %s, number %d: the destination has it already, and nothing is written. That is so where the same batch is "
-                "repeated. A second write of a batch to one destination needs another txnAppId, and so does a query that counts "
-                "its batches from 0 again: their rows are left out",
+                "write %s, number %d: the destination has it already, and nothing is written. That is so where the same batch "
+                "is repeated. A second write of a batch to one destination needs another txnAppId, and so does a query that "
+                "counts its batches from 0 again: their rows are left out",
                 self._job,
                 self._epoch,
             )

@@ -530,7 +530,7 @@ class KafkaBatches:
     def _used(self) -> Iterator[None]:
         if not self._in_use.acquire(blocking=False):
             raise UsageError(
-                "another thread is in a call of these batches, and what it gets counts as taken: wait for that call, as for the "
+                "another thread is in a call of these batches, and what it gets counts as taken: wait for that call, as for an "
                 "asyncio.to_thread(next, batches) that a timeout has given up, or read with one iterator for each thread"
             )
         try:

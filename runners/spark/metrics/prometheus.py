@@ -21,8 +21,8 @@ def serve(source: MetricSource, address: str, port: int) -> Any:  # noqa: ANN401
     registry.register(SessionCollector(source))
     try:
         return start_http_server(port, addr=address, registry=registry)
-    except OSError as error:
-        kind = RetriableError if error.errno == errno.EADDRINUSE else UsageError
+    except (OSError, OverflowError) as error:  # the latter for a number that is none of a port
+        kind = RetriableError if getattr(error, "errno", None) == errno.EADDRINUSE else UsageError
         raise kind(f"metrics cannot be served at {address}:{port}: {error}") from error
 
 

@@ -266,6 +266,8 @@ def test_the_cluster_may_be_named_by_the_environment_and_by_properties(kafka, ch
     monkeypatch.setenv("HEADRACE_BOOTSTRAP", kafka.bootstrap)
     for done in (by_property, command("verify", checkpoint)):
         assert done.stdout.count("it is gone, which is data loss") == 3
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "Findings" in command("verify", checkpoint).stdout  # a table, as on a terminal
 
 
 def test_an_offset_behind_the_end_of_the_log_is_refused(kafka, checkpoint):
@@ -983,6 +985,9 @@ def test_positions_are_given_by_topic_partition_and_offset():
             parse_positions([text])
     with pytest.raises(UsageError, match="twice"):
         parse_positions(["a:0=5", "a:0=6"])
+    for text in (f"a:0={2**63}", f"a:0={'9' * 5000}", f"a:{'9' * 5000}=0"):
+        with pytest.raises(UsageError, match=r"at most 2\*\*63 - 1"):
+            parse_positions([text])
 
 
 def test_every_command_writes_its_copy(checkpoint, tmp_path):
