@@ -70,7 +70,7 @@ class Columns:
         if len(set(self.data.names)) != len(self.data.names):
             raise UsageError(f"a schema has each name once, and these are {self.data.names}")
         known = {each.name: pa.field(each.name, each.type) for each in self.data}
-        known |= {METADATA: pa.field(METADATA, METADATA_TYPE)}
+        known.setdefault(METADATA, pa.field(METADATA, METADATA_TYPE))
         if self.on_bad == "keep":
             known |= {name: pa.field(name, kind) for name, kind in _BAD_TYPES.items() if name not in known}
         if self.asked is None:

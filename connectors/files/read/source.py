@@ -42,8 +42,8 @@ class FileSource(Source[FileSplit]):
     - `max_file_age_s`: how far behind the newest file read an older one may still appear (default 7 days). Files with older
       times are not read any more, except by the first listing. The newest 50,000 are remembered at most, so where more of
       them come within that time it is shorter.
-    - `on_changed_file`: what becomes of a file that changes after it was found: "fail" (default) raises DataLossError;
-      "ignore" keeps what was read; "reread" reads all of it again, where files are watched.
+    - `on_changed_file`: what becomes of a file that changes after it was found, or whose name is used again: "fail" (default)
+      raises DataLossError; "ignore" keeps what was read; "reread" reads all of it again, where files are watched.
     - `fail_on_data_loss`: whether a file that is gone before it was read raises DataLossError (default), or is left out.
     - `on_bad_record`: what becomes of a line that is not of the schema, and of a file that cannot be read: "fail" (default)
       raises CorruptDataError; "keep" has nulls, and the columns badValue, badReason and deadLetter when they are asked for;

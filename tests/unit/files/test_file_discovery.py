@@ -254,8 +254,8 @@ def test_the_golden_cursor_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [
-    lambda cursor: {}, lambda cursor: cursor | {"version": 2},
-    lambda cursor: cursor | {"found": {}}, lambda cursor: cursor | {"schema": "AAAA"},
+    lambda cursor: {}, lambda cursor: cursor | {"version": 2}, lambda cursor: cursor | {"found": {}},
+    lambda cursor: cursor | {"schema": "AAAA"},
     lambda cursor: cursor | {"found": cursor["found"] | {"paths": "AAA="}},
     lambda cursor: cursor | {"found": cursor["found"] | {"times": "????"}},
 ])  # fmt: skip
