@@ -225,6 +225,8 @@ def test_metadata_is_given_if_it_is_asked_for(tmp_path):
     os.utime(tmp_path / "a b", (5, 5))
     (row,) = rows(FileSource(str(tmp_path), columns=["_metadata"]))
     assert (row["path"], row["size"], row["modified"].timestamp()) == ("a b", (tmp_path / "a b").stat().st_size, 5)
+    parquet(tmp_path / "own", pa.table({"_metadata": ["the file's own"]}))
+    assert rows(FileSource(str(tmp_path / "own"))) == ["the file's own"]
     with pytest.raises(UsageError, match=r"there is no column 'badReason' .which needs on_bad_record='keep'"):
         FileSource(str(tmp_path), schema=AB, columns=["badReason"])
 
