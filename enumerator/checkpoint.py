@@ -1,18 +1,20 @@
 """Checkpoints, and the form in which they are stored (`headrace.enumerator.envelope`), version 1:
 
-{"source": "kafka", "checkpoint_id": 7, "exhausted": false, "cursor": null, "split_version": 1,
+{"source": "kafka", "checkpoint_id": 7, "exhausted": false, "cursor": null, "stage": null, "split_version": 1,
  "splits": [{"finished": false, "split": {...}}, ...]}
+
+A stage is {"number": 1, "source": "kafka", "end": {...}, "in_pieces": false, "is_found": false}.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic
+from dataclasses import asdict, dataclass
+from typing import Any, Generic
 
-from headrace.enumerator.envelope import Envelope, readable_version
+from headrace.enumerator.envelope import Envelope, readable_version, stored_number, stored_text, stored_truth
 from headrace.enumerator.errors import StateError
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.source import JsonObject, SplitSerializer
+from headrace.enumerator.source import JsonObject, SplitSerializer, Stage
 from headrace.enumerator.split import SplitT
 
 CHECKPOINT = Envelope("headrace-checkpoint", "checkpoint")
@@ -23,13 +25,14 @@ class Checkpoint(Generic[SplitT]):
     """The whole state of a source: its ledger, and whether discovery had reported that no split will ever be added.
 
     `cursor`: how far an incremental discovery had come; None of any other. Every split that it has found before is in `splits`,
-    or was read to its end.
+    or was read to its end. `stage`: where a source of several stages is.
     """
 
     checkpoint_id: int
     splits: tuple[SplitState[SplitT], ...]
     exhausted: bool
     cursor: JsonObject | None = None
+    stage: Stage | None = None
 
 
 class CheckpointSerializer(Generic[SplitT]):
@@ -48,6 +51,7 @@ class CheckpointSerializer(Generic[SplitT]):
                 "checkpoint_id": checkpoint.checkpoint_id,
                 "exhausted": checkpoint.exhausted,
                 "cursor": checkpoint.cursor,
+                "stage": None if checkpoint.stage is None else asdict(checkpoint.stage),
                 "split_version": self._splits.version,
                 "splits": [
                     {"finished": state.finished, "split": self._splits.serialize(state.split)} for state in checkpoint.splits
@@ -70,7 +74,17 @@ class CheckpointSerializer(Generic[SplitT]):
             splits = tuple(SplitState(deserialize(version, item["split"]), bool(item["finished"])) for item in body["splits"])
             if len({state.split.split_id for state in splits}) < len(splits):
                 raise ValueError("it holds a split twice")
-            cursor = body["cursor"]
-            if not isinstance(cursor, dict | None):
-                raise TypeError(f"its cursor is a JSON {type(cursor).__name__}")
-            return Checkpoint(int(body["checkpoint_id"]), splits, bool(body["exhausted"]), cursor)
+            cursor = _json_object(body["cursor"])
+            stage = None if body["stage"] is None else _stage(body["stage"])
+            return Checkpoint(int(body["checkpoint_id"]), splits, bool(body["exhausted"]), cursor, stage)
+
+
+def _json_object(value: object) -> JsonObject | None:
+    if not isinstance(value, dict | None):
+        raise TypeError(f"a JSON {type(value).__name__} is not an object")
+    return value
+
+
+def _stage(data: Any) -> Stage:  # noqa: ANN401 - JSON
+    number, source, end = stored_number(data["number"]), stored_text(data["source"]), _json_object(data["end"])
+    return Stage(number, source, end, stored_truth(data["in_pieces"]), stored_truth(data["is_found"]))

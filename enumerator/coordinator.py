@@ -163,7 +163,8 @@ class Coordinator(Generic[SplitT]):
         self.phase = CheckpointPhase.PERSISTING
         enumerator = self.enumerator
         states = tuple(enumerator.ledger.snapshot(pending.states))
-        return [ev.PersistCheckpoint(Checkpoint(pending.checkpoint_id, states, enumerator.exhausted, enumerator.cursor))]
+        place = enumerator.exhausted, enumerator.cursor, enumerator.stage
+        return [ev.PersistCheckpoint(Checkpoint(pending.checkpoint_id, states, *place))]
 
     def _completed(self, event: ev.CheckpointCompleted) -> list[Command[SplitT]]:
         pending = self._expect_pending(event.checkpoint_id)
@@ -249,11 +250,11 @@ class Coordinator(Generic[SplitT]):
                 raise ProtocolViolationError(f"reader {event.reader} and its SplitFinished events disagree on {split_id}")
 
     def _is_finished(self, state: SplitState[SplitT]) -> bool:
-        """Durably. An incremental discovery's split may be forgotten since."""
+        """Durably. It may be forgotten since."""
         split_id, ledger = state.split.split_id, self.enumerator.ledger
         if split_id in ledger:
             return isinstance(ledger[split_id].place, Finished)
-        return state.finished and self.enumerator.cursor is not None
+        return state.finished and self.enumerator.forgets(state.split)
 
 
 _STARTED = (CheckpointPhase.RUNNING, CheckpointPhase.COLLECTING, CheckpointPhase.PERSISTING)

@@ -12,14 +12,7 @@ from typing import Generic, Self
 from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.coordinator import Coordinator
-from headrace.enumerator.enumerator import (
-    Assignment,
-    EagerEnumerator,
-    SharingEnumerator,
-    create_enumerator,
-    has_pieces,
-    restore_enumerator,
-)
+from headrace.enumerator.enumerator import Assignment, EagerEnumerator, SharingEnumerator, create_enumerator, restore_enumerator
 from headrace.enumerator.errors import HeadraceError, StateError, UsageError
 from headrace.enumerator.events import Command, Event
 from headrace.enumerator.ledger import SplitState
@@ -32,7 +25,7 @@ from headrace.enumerator.split import SplitT
 
 def default_assignment(source: Source[SplitT]) -> Assignment[SplitT]:
     """SharingEnumerator where splits are pieces of work, else EagerEnumerator."""
-    return SharingEnumerator if has_pieces(source) else EagerEnumerator
+    return SharingEnumerator if source.in_pieces else EagerEnumerator
 
 
 class _Slot(Generic[SplitT]):

@@ -10,11 +10,12 @@ Two ways to make one, and they are different on purpose:
 from __future__ import annotations
 
 import heapq
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum, auto
 from itertools import islice
-from typing import Generic
+from typing import Any, Generic
 
 from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint
@@ -22,8 +23,8 @@ from headrace.enumerator.errors import ProtocolViolationError, UsageError, is_re
 from headrace.enumerator.events import Assign, Command
 from headrace.enumerator.ledger import Ledger
 from headrace.enumerator.pauses import DiscoveryPauses
-from headrace.enumerator.source import DiscoveryResult, JsonObject, LogSource, Source
-from headrace.enumerator.split import SplitT
+from headrace.enumerator.source import DiscoveryResult, JsonObject, Stage
+from headrace.enumerator.split import SplitT, StagedSplit
 
 
 class Discovery(Enum):
@@ -36,6 +37,9 @@ class Discovery(Enum):
     DISCOVERING = auto()  # a later discovery is under way
     IDLE = auto()  # between two discovery rounds, or after the only one of this run
     BEHIND = auto()  # there may be more to find now, and the next round is due once the ledger has capacity for it
+    STAGE_FOUND = auto()  # no split of this stage will ever be added, and another stage follows when all are read
+    SWITCHING = auto()  # the initial discovery of the next stage is under way
+    SWITCH_PAUSED = auto()  # it has failed, and is to be tried again
     EXHAUSTED = auto()  # no split will ever be added
 
 
@@ -46,27 +50,41 @@ class Trigger(Enum):
     ANSWER = auto()
     LAST_ANSWER = auto()  # an answer that says it is complete
     ANSWER_WITH_MORE = auto()  # an answer that says there is more now
+    ANSWER_OF_STAGE = auto()  # an answer that is the last of its stage
     FAILURE = auto()
     DUE = auto()
     DUE_AT_CURSOR = auto()  # the same of an incremental discovery
     CAPACITY = auto()  # few splits are unfinished
+    STAGE_READ = auto()  # every split is read to its end
 
 
-# The whole lifetime of discovery. RESTORED and AT_CURSOR cannot reach INITIALISING: a test walks this table to prove it.
+# The whole lifetime of discovery. RESTORED, AT_CURSOR and STAGE_FOUND cannot reach INITIALISING: a test walks this table to
+# prove it. From SWITCHING no way leads back to STAGE_FOUND but with the next stage, or past a failure: a stage is entered once.
 DISCOVERY_TRANSITIONS: Mapping[tuple[Discovery, Trigger], Discovery] = {
     (Discovery.NEW, Trigger.START): Discovery.INITIALISING,
     (Discovery.INITIALISING, Trigger.ANSWER): Discovery.IDLE,
     (Discovery.INITIALISING, Trigger.LAST_ANSWER): Discovery.EXHAUSTED,
     (Discovery.INITIALISING, Trigger.ANSWER_WITH_MORE): Discovery.BEHIND,
+    (Discovery.INITIALISING, Trigger.ANSWER_OF_STAGE): Discovery.STAGE_FOUND,
     (Discovery.RESTORED, Trigger.START): Discovery.DISCOVERING,
     (Discovery.DISCOVERING, Trigger.ANSWER): Discovery.IDLE,
     (Discovery.DISCOVERING, Trigger.LAST_ANSWER): Discovery.EXHAUSTED,
     (Discovery.DISCOVERING, Trigger.ANSWER_WITH_MORE): Discovery.BEHIND,
+    (Discovery.DISCOVERING, Trigger.ANSWER_OF_STAGE): Discovery.STAGE_FOUND,
     (Discovery.DISCOVERING, Trigger.FAILURE): Discovery.IDLE,
     (Discovery.IDLE, Trigger.DUE): Discovery.DISCOVERING,
     (Discovery.IDLE, Trigger.DUE_AT_CURSOR): Discovery.BEHIND,
     (Discovery.AT_CURSOR, Trigger.START): Discovery.BEHIND,
     (Discovery.BEHIND, Trigger.CAPACITY): Discovery.DISCOVERING,
+    (Discovery.STAGE_FOUND, Trigger.START): Discovery.STAGE_FOUND,
+    (Discovery.STAGE_FOUND, Trigger.STAGE_READ): Discovery.SWITCHING,
+    (Discovery.SWITCHING, Trigger.ANSWER): Discovery.IDLE,
+    (Discovery.SWITCHING, Trigger.LAST_ANSWER): Discovery.EXHAUSTED,
+    (Discovery.SWITCHING, Trigger.ANSWER_WITH_MORE): Discovery.BEHIND,
+    (Discovery.SWITCHING, Trigger.ANSWER_OF_STAGE): Discovery.STAGE_FOUND,
+    (Discovery.SWITCHING, Trigger.FAILURE): Discovery.SWITCH_PAUSED,
+    (Discovery.SWITCH_PAUSED, Trigger.DUE): Discovery.STAGE_FOUND,
+    (Discovery.SWITCH_PAUSED, Trigger.DUE_AT_CURSOR): Discovery.STAGE_FOUND,
     (Discovery.EXHAUSTED, Trigger.START): Discovery.EXHAUSTED,
 }
 
@@ -76,6 +94,8 @@ class SplitEnumerator(ABC, Generic[SplitT]):
 
     cursor: JsonObject | None = None
     """How far an incremental discovery has come: it has given one with each of its answers. None of any other."""
+    stage: Stage | None = None
+    """Where a source of several stages is. None of any other, and before the first answer."""
 
     def __init__(
         self, ledger: Ledger[SplitT], discovery: Discovery, parallelism: int, discovery_interval_s: float | None
@@ -102,8 +122,8 @@ class SplitEnumerator(ABC, Generic[SplitT]):
 
     @property
     def is_behind(self) -> bool:
-        """True when there may be more to find now: the next round is what `continued` gives."""
-        return self._discovery is Discovery.BEHIND
+        """True when there may be more to find now, or in the next stage: the next round is what `continued` gives."""
+        return self._discovery in (Discovery.BEHIND, Discovery.STAGE_FOUND)
 
     def start(self) -> list[Command[SplitT]]:
         """The runner is ready."""
@@ -117,10 +137,11 @@ class SplitEnumerator(ABC, Generic[SplitT]):
 
     def discovered(self, findings: DiscoveryResult[SplitT]) -> list[Command[SplitT]]:
         """A discovery has answered. New splits are entered, known ones left as they are."""
-        is_behind = findings.more and not findings.complete
-        self._move(Trigger.LAST_ANSWER if findings.complete else Trigger.ANSWER_WITH_MORE if is_behind else Trigger.ANSWER)
+        self._move(_kind_of(findings))
         self.ledger.add(findings.added)
-        self.cursor = findings.cursor
+        previous, self.cursor, self.stage = self.stage, findings.cursor, findings.stage
+        if previous is not None and self.stage is not None and previous.number < self.stage.number:
+            self.ledger.forget(split.split_id for split in self.ledger.reported() if self.forgets(split))
         commands: list[Command[SplitT]] = []  # first the next round: to report what is missing may raise, and the caller go on
         if findings.inconclusive is not None:
             commands.append(ev.ReportDiscoveryFailure(findings.inconclusive))
@@ -136,11 +157,12 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         return commands
 
     def discovery_failed(self, error: Exception) -> list[Command[SplitT]]:
-        """A discovery has raised. A first one must succeed; a later one may be tried again when the error is transient.
+        """A discovery has raised. A first one must succeed; a later one, or a switch, may be tried again when the error is
+        transient.
 
         An error that is not ends the job. A caller that continues all the same looks again when it is time.
         """
-        if self._discovery is not Discovery.DISCOVERING:
+        if self._discovery not in (Discovery.DISCOVERING, Discovery.SWITCHING):
             return [ev.Fail(error)]
         self._move(Trigger.FAILURE)
         if not is_retriable(error):
@@ -148,21 +170,30 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         return [ev.ReportDiscoveryFailure(error), ev.ScheduleDiscovery(self._pauses.after_failure())]
 
     def continued(self) -> list[Command[SplitT]]:
-        """The next round of a discovery that is behind, if few splits are unfinished. Asked for after every event.
+        """The next round of a discovery that is behind, if few splits are unfinished; the next stage, if none is. Asked for
+        after every event.
 
         So neither the ledger nor a checkpoint grows with what there is to read.
         """
+        if self._discovery is Discovery.STAGE_FOUND:
+            return self._switch() if self.ledger.all_finished else []
         if not self.is_behind or self.ledger.unfinished >= ev.SPLITS_AT_ONCE:
             return []
         self._move(Trigger.CAPACITY)
         return self._discover()
 
-    def finished_reported(self, split_ids: Iterable[str]) -> None:
-        """The source is notified of these. An incremental discovery will not find them again, so they are forgotten."""
-        if self.cursor is None:
-            self.ledger.mark_reported(split_ids)
-        else:
-            self.ledger.forget(split_ids)
+    def finished_reported(self, split_ids: Collection[str]) -> None:
+        """The source is notified of these. Those that no discovery will find again are forgotten."""
+        self.ledger.mark_reported(split_ids)
+        self.ledger.forget([split_id for split_id in split_ids if self.forgets(self.ledger[split_id].durable)])
+
+    def forgets(self, split: SplitT) -> bool:
+        """Whether such a split leaves the ledger when it is finished, as an incremental discovery and a later stage do not
+        find it again.
+        """
+        if self.cursor is not None:
+            return True
+        return self.stage is not None and isinstance(split, StagedSplit) and split.stage < self.stage.number
 
     def reader_registered(self, reader: int) -> None:
         """A reader has started, without splits. Default: nothing to do."""
@@ -190,8 +221,22 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         if self._discovery is not Discovery.DISCOVERING:
             return []
         if self.cursor is None:
-            return [ev.DiscoverLater(self.ledger.known())]
-        return [ev.DiscoverAfter(self.cursor, ev.SPLITS_AT_ONCE)]
+            return [ev.DiscoverLater(self.ledger.known(), self.stage)]
+        return [ev.DiscoverAfter(self.cursor, ev.SPLITS_AT_ONCE, self.stage)]
+
+    def _switch(self) -> list[Command[SplitT]]:
+        assert self.stage is not None
+        self._move(Trigger.STAGE_READ)
+        splits = () if self.cursor is not None else tuple(self.ledger.known().values())
+        return [ev.SwitchStage(self.stage, self.cursor, splits, ev.SPLITS_AT_ONCE)]
+
+
+def _kind_of(findings: DiscoveryResult[Any]) -> Trigger:
+    if findings.complete:
+        return Trigger.LAST_ANSWER
+    if findings.stage is not None and findings.stage.is_found:
+        return Trigger.ANSWER_OF_STAGE
+    return Trigger.ANSWER_WITH_MORE if findings.more else Trigger.ANSWER
 
 
 class EagerEnumerator(SplitEnumerator[SplitT]):
@@ -283,21 +328,19 @@ class SharingEnumerator(SplitEnumerator[SplitT]):
     """A reader has this many unfinished splits at most."""
 
     def assignments(self, readers: Sequence[int]) -> list[Assign[SplitT]]:
-        """The oldest splits first."""
-        loads = [(load, reader) for reader in readers if (load := self.ledger.reading(reader)) < self.at_once]
+        """The oldest splits first. In a stage of splits that are not pieces all at once, and in it also what an earlier one
+        left.
+        """
+        at_once = self.at_once if self.stage is None or self.stage.in_pieces else sys.maxsize
+        loads = [(load, reader) for reader in readers if (load := self.ledger.reading(reader)) < at_once]
         heapq.heapify(loads)
-        capacity = sum(self.at_once - load for load, _ in loads)
+        capacity = sum(at_once - load for load, _ in loads)
         given: dict[int, list[SplitT]] = {}
         for split_id in list(islice(self.ledger.unassigned, min(capacity, len(self.ledger.unassigned)))):
             load, reader = loads[0]
             given.setdefault(reader, []).append(self.ledger.assign(split_id, reader))
             heapq.heapreplace(loads, (load + 1, reader))
         return [Assign(reader, tuple(splits)) for reader, splits in given.items()]
-
-
-def has_pieces(source: Source[SplitT]) -> bool:
-    """Whether the splits are pieces of work, to be shared out a few at a time. Those of a log are read side by side."""
-    return source.finite_splits and not isinstance(source, LogSource)
 
 
 Assignment = Callable[[Ledger[SplitT], Discovery, int, float | None], SplitEnumerator[SplitT]]
@@ -327,8 +370,12 @@ def restore_enumerator(
     Discovers splits that appeared meanwhile, at once, unless discovery had reported that there will be none; an incremental one
     once there is capacity for them. Arguments as for `create_enumerator`.
     """
-    at_start = Discovery.RESTORED if checkpoint.cursor is None else Discovery.AT_CURSOR
-    discovery = Discovery.EXHAUSTED if checkpoint.exhausted else at_start
+    if checkpoint.exhausted:
+        discovery = Discovery.EXHAUSTED
+    elif checkpoint.stage is not None and checkpoint.stage.is_found:
+        discovery = Discovery.STAGE_FOUND
+    else:
+        discovery = Discovery.RESTORED if checkpoint.cursor is None else Discovery.AT_CURSOR
     enumerator = assignment(Ledger(checkpoint.splits), discovery, parallelism, discovery_interval_s)
-    enumerator.cursor = checkpoint.cursor
+    enumerator.cursor, enumerator.stage = checkpoint.cursor, checkpoint.stage
     return enumerator

@@ -12,7 +12,7 @@ from typing import Generic
 
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.source import DiscoveryResult, JsonObject
+from headrace.enumerator.source import DiscoveryResult, JsonObject, Stage
 from headrace.enumerator.split import SplitT
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -25,14 +25,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class SplitsDiscovered(Generic[SplitT]):
-    """Answer to DiscoverInitial, DiscoverLater or DiscoverAfter."""
+    """Answer to DiscoverInitial, DiscoverLater, DiscoverAfter or SwitchStage."""
 
     findings: DiscoveryResult[SplitT]
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryFailed:
-    """DiscoverInitial, DiscoverLater or DiscoverAfter raised this."""
+    """DiscoverInitial, DiscoverLater, DiscoverAfter or SwitchStage raised this."""
 
     error: Exception
 
@@ -148,9 +148,10 @@ class DiscoverInitial:
 
 @dataclass(frozen=True, slots=True)
 class DiscoverLater(Generic[SplitT]):
-    """Call SplitDiscovery.later with this."""
+    """Call SplitDiscovery.later with this: that of the stage, if the source has stages."""
 
     known: Mapping[str, SplitT]
+    stage: Stage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,20 @@ class DiscoverAfter:
     """Call IncrementalDiscovery.after with these. The cursor is one that the discovery has given, and never None."""
 
     cursor: JsonObject
+    limit: int
+    stage: Stage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchStage(Generic[SplitT]):
+    """Every split of this stage is read: start the initial discovery of the next, as StagedDiscovery.following gives it.
+
+    `cursor` and `splits` are for that, too. Until the answer, checkpoints have this stage, so the answer counts once.
+    """
+
+    stage: Stage
+    cursor: JsonObject | None
+    splits: tuple[SplitT, ...]
     limit: int
 
 
@@ -257,6 +272,7 @@ SourceCommand = (
     DiscoverInitial
     | DiscoverLater[SplitT]
     | DiscoverAfter
+    | SwitchStage[SplitT]
     | PublishPositions[SplitT]
     | ReportFinished[SplitT]
     | ReportMissing[SplitT]

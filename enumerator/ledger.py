@@ -208,6 +208,14 @@ class Ledger(Generic[SplitT]):
             if state.finished:
                 self._finish_durably(split_id, entry.place)
 
+    def reported(self) -> list[SplitT]:
+        """Those that were read to their end, durably, and that the source has been notified of. Scans the ledger."""
+        return [
+            entry.durable
+            for split_id, entry in self._entries.items()
+            if entry.place is FINISHED and split_id not in self._unreported
+        ]
+
     def mark_reported(self, split_ids: Iterable[str]) -> None:
         """The source is notified that these are finished."""
         for split_id in split_ids:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Generic
@@ -18,6 +18,8 @@ from headrace.enumerator.source import (
     LogSource,
     Source,
     SplitDiscovery,
+    Stage,
+    StagedDiscovery,
 )
 from headrace.enumerator.split import OffsetSplitT, SplitT
 
@@ -28,20 +30,23 @@ class ResumedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
     These start where splits start that are discovered later. Called as the source's own discovery.
     """
 
-    def __init__(self, source: Source[SplitT], checkpoint: Checkpoint[SplitT]) -> None:
+    def __init__(
+        self, source: Source[SplitT], checkpoint: Checkpoint[SplitT], discovery: SplitDiscovery[SplitT] | None = None
+    ) -> None:
+        """`discovery`: in place of the source's own."""
         self._source, self._checkpoint = source, checkpoint
-        self._discovery = source.create_discovery()
+        self._discovery = discovery or source.create_discovery()
 
     def initial(self) -> DiscoveryResult[SplitT]:
         """Raises UsageError where a split was read to its end and others may appear: it would be found again."""
         left = {state.split.split_id: state.split for state in self._checkpoint.splits if not state.finished}
         if self._checkpoint.exhausted:
-            return DiscoveryResult(list(left.values()), complete=True)
+            return DiscoveryResult(list(left.values()), complete=True, stage=self._checkpoint.stage)
         finished = [state.split for state in self._checkpoint.splits if state.finished]
         if finished:
             raise UsageError(f"source {self._source.name!r} cannot start there: {finished[0].split_id} was read to its end")
         found = self._discovery.later_or_raise(left)
-        return DiscoveryResult([*left.values(), *found.added], found.missing, found.complete)
+        return DiscoveryResult([*left.values(), *found.added], found.missing, found.complete, stage=found.stage)
 
     def later(self, known: Mapping[str, SplitT]) -> DiscoveryResult[SplitT]:
         return self._discovery.later(known)
@@ -76,9 +81,11 @@ class ResumedLogDiscovery(ResumedDiscovery[OffsetSplitT]):
 class ResumedIncrementalDiscovery(IncrementalDiscovery[SplitT]):
     """The same of an incremental discovery: it continues behind the checkpoint's cursor."""
 
-    def __init__(self, source: Source[SplitT], checkpoint: Checkpoint[SplitT]) -> None:
-        """Raises StateError if the source has another kind of discovery."""
-        discovery = source.create_discovery()
+    def __init__(
+        self, source: Source[SplitT], checkpoint: Checkpoint[SplitT], discovery: SplitDiscovery[SplitT] | None = None
+    ) -> None:
+        """`discovery`: in place of the source's own. Raises StateError if that is of another kind."""
+        discovery = discovery or source.create_discovery()
         if not isinstance(discovery, IncrementalDiscovery):
             raise StateError(
                 f"source {source.name!r} cannot start there: it does not continue at the cursor {checkpoint.cursor}"
@@ -94,14 +101,42 @@ class ResumedIncrementalDiscovery(IncrementalDiscovery[SplitT]):
             self._source.splits_finished(finished)
         left = [state.split for state in self._checkpoint.splits if not state.finished]
         is_over = _is_over(self._source, self._checkpoint)
-        return DiscoveryResult(left, complete=is_over, cursor=self._checkpoint.cursor, more=not is_over)
+        return DiscoveryResult(
+            left, complete=is_over, cursor=self._checkpoint.cursor, more=not is_over, stage=self._checkpoint.stage
+        )
 
     def close(self) -> None:
         self._discovery.close()
 
 
+class ResumedStagedDiscovery(StagedDiscovery[SplitT]):
+    """The same of a source of several stages: it continues in the checkpoint's."""
+
+    def __init__(self, source: Source[SplitT], checkpoint: Checkpoint[SplitT]) -> None:
+        """Raises StateError if the source has no stages."""
+        discovery = source.create_discovery()
+        if not isinstance(discovery, StagedDiscovery):
+            raise StateError(f"source {source.name!r} cannot start there: it has no stages, as {checkpoint.stage}")
+        self._source, self._checkpoint, self._stages = source, checkpoint, discovery
+
+    def at(self, stage: Stage | None) -> SplitDiscovery[SplitT]:
+        """The first is the one that resumes."""
+        if stage is not None:
+            return self._stages.at(stage)
+        kind = ResumedDiscovery if self._checkpoint.cursor is None else ResumedIncrementalDiscovery
+        return kind(self._source, self._checkpoint, self._stages.at(self._checkpoint.stage))
+
+    def following(self, stage: Stage, cursor: JsonObject | None, splits: Sequence[SplitT]) -> Stage:
+        return self._stages.following(stage, cursor, splits)
+
+    def close(self) -> None:
+        self._stages.close()
+
+
 def resumed_discovery(source: Source[SplitT], checkpoint: Checkpoint[SplitT]) -> SplitDiscovery[SplitT]:
     """The source's discovery for an engine that starts where this checkpoint is. Raises StateError for one of another kind."""
+    if checkpoint.stage is not None:
+        return ResumedStagedDiscovery(source, checkpoint)
     if checkpoint.cursor is not None:
         return ResumedIncrementalDiscovery(source, checkpoint)
     return ResumedLogDiscovery(source, checkpoint) if isinstance(source, LogSource) else ResumedDiscovery(source, checkpoint)

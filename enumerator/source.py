@@ -33,6 +33,22 @@ class Boundedness(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """Where a source of several stages is. Checkpoints have it, so a stage is entered once.
+
+    `number`: from 0. `source`: the name of the stage's source. `end`: what the previous stage has ended with, None of the
+    first. `in_pieces`: whether its splits are pieces of work, to be shared out a few at a time. `is_found`: no split of it will
+    ever be added, and another stage follows when they are read.
+    """
+
+    number: int
+    source: str
+    end: JsonObject | None
+    in_pieces: bool
+    is_found: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DiscoveryResult(Generic[SplitT]):
     """What one discovery round found.
 
@@ -40,7 +56,7 @@ class DiscoveryResult(Generic[SplitT]):
     is harmless. `missing` are ids of known splits that no longer exist. `complete` states that no split will ever be added.
     `inconclusive`: why this is not all yet, where that holds up nothing else; the next look may tell. Not when `complete`.
     `cursor` and `more` are those of an `IncrementalDiscovery`, which always gives a cursor: the place behind `added`, and
-    whether there are further splits behind it now.
+    whether there are further splits behind it now. `stage` is that of a `StagedDiscovery`, in each of its answers.
     """
 
     added: Sequence[SplitT]
@@ -49,6 +65,7 @@ class DiscoveryResult(Generic[SplitT]):
     inconclusive: RetriableError | None = None
     cursor: JsonObject | None = None
     more: bool = False
+    stage: Stage | None = None
 
 
 class SplitDiscovery(ABC, Generic[SplitT]):
@@ -107,6 +124,32 @@ class IncrementalDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
     def later(self, known: Mapping[str, SplitT]) -> DiscoveryResult[SplitT]:
         """Not for this kind: raises ProtocolViolationError."""
         raise ProtocolViolationError(f"{type(self).__name__} continues at a cursor, and not by {len(known)} known splits")
+
+
+class StagedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
+    """The discoveries of a source of several stages, one after another.
+
+    Splits have the number of their stage as `stage` (`StagedSplit`), and ids that no other stage gives.
+    """
+
+    @abstractmethod
+    def at(self, stage: Stage | None) -> SplitDiscovery[SplitT]:
+        """The discovery of a stage, None for the first. Raises StateError for a stage that the source does not have."""
+
+    @abstractmethod
+    def following(self, stage: Stage, cursor: JsonObject | None, splits: Sequence[SplitT]) -> Stage:
+        """The next stage, when every split of this one is read.
+
+        `cursor` and `splits` are what a checkpoint has of it. Does no I/O; the same for the same arguments.
+        """
+
+    def initial(self) -> DiscoveryResult[SplitT]:
+        """Of the first stage."""
+        return self.at(None).initial()
+
+    def later(self, known: Mapping[str, SplitT]) -> DiscoveryResult[SplitT]:
+        """Not for this kind: raises ProtocolViolationError."""
+        raise ProtocolViolationError(f"{type(self).__name__} continues in a stage, and not by {len(known)} known splits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +230,11 @@ class Source(ABC, Generic[SplitT]):
         return self.boundedness is Boundedness.BOUNDED
 
     @property
+    def in_pieces(self) -> bool:
+        """Whether splits are pieces of work, which a reader gets a few at a time. Default: if they are finite; not of a log."""
+        return self.finite_splits
+
+    @property
     @abstractmethod
     def split_serializer(self) -> SplitSerializer[SplitT]:
         """The serializer of this source's splits."""
@@ -231,6 +279,14 @@ class Source(ABC, Generic[SplitT]):
         Each at least once, also again after a restore. Default: does nothing.
         """
 
+    def end(self, cursor: JsonObject | None, splits: Sequence[SplitT]) -> JsonObject:
+        """What a source that follows this one can know of its end: a small JSON object. Does no I/O.
+
+        `cursor` is that of an incremental discovery, `splits` are those of any other, when all are read to their end: the
+        positions are those of an earlier checkpoint. Default: the cursor, or the splits as they are stored.
+        """
+        return {"splits": list(map(self.split_serializer.serialize, splits))} if cursor is None else {"cursor": cursor}
+
     @property
     def publishes(self) -> bool:
         """Whether `checkpoint_completed` does anything, for runners where that has a price. Default: if it is overridden."""
@@ -242,6 +298,11 @@ class Source(ABC, Generic[SplitT]):
 
 class LogSource(Source[OffsetSplitT]):
     """A source whose splits are ranges of integer offsets, so that an engine can plan tasks over them by itself."""
+
+    @property
+    def in_pieces(self) -> bool:
+        """False: the splits of a log are read side by side."""
+        return False
 
     @abstractmethod
     def end_offsets(self, splits: Sequence[OffsetSplitT]) -> Mapping[str, int]:

@@ -11,7 +11,15 @@ from typing import Generic
 
 from headrace.enumerator import events as ev
 from headrace.enumerator.errors import DeadlineExceededError, ProtocolViolationError, StateError, is_retriable
-from headrace.enumerator.source import DiscoveryResult, IncrementalDiscovery, JsonObject, Source, SplitDiscovery
+from headrace.enumerator.source import (
+    DiscoveryResult,
+    IncrementalDiscovery,
+    JsonObject,
+    Source,
+    SplitDiscovery,
+    Stage,
+    StagedDiscovery,
+)
 from headrace.enumerator.split import SplitT
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -111,12 +119,13 @@ class SourceDriver(Generic[SplitT]):
         """
         match command:
             case ev.DiscoverInitial(limit):
-                is_incremental = isinstance(self._discovery, IncrementalDiscovery)
-                return self._discover((lambda: self._after(None, limit)) if is_incremental else self._discovery.initial)
-            case ev.DiscoverLater(known):
-                return self._discover(lambda: self._discovery.later(known))
-            case ev.DiscoverAfter(cursor, limit):
-                return self._discover(lambda: self._after(cursor, limit))
+                return self._discover(lambda: self._first(None, limit))
+            case ev.DiscoverLater(known, stage):
+                return self._discover(lambda: self._at(stage).later(known))
+            case ev.DiscoverAfter(cursor, limit, stage):
+                return self._discover(lambda: self._after(self._at(stage), cursor, limit))
+            case ev.SwitchStage():
+                return self._discover(lambda: self._switch(command))
             case ev.ReportDiscoveryFailure(error):
                 level = logging.WARNING if self._discovery_failures.failed() else logging.DEBUG
                 log.log(level, "discovery of %s failed and will be tried again: %s", self._source.name, error)
@@ -138,9 +147,26 @@ class SourceDriver(Generic[SplitT]):
     def close(self) -> None:
         self._discovery.close()
 
-    def _after(self, cursor: JsonObject | None, limit: int) -> DiscoveryResult[SplitT]:
+    def _at(self, stage: Stage | None) -> SplitDiscovery[SplitT]:
+        """The discovery of this stage. Raises StateError for a stage of another kind of source, and for none of such a one."""
+        if isinstance(self._discovery, StagedDiscovery):
+            return self._discovery.at(stage)
+        if stage is not None:
+            raise StateError(f"the state is of a source of several stages, in {stage}, and {self._source.name} has none")
+        return self._discovery
+
+    def _first(self, stage: Stage | None, limit: int) -> DiscoveryResult[SplitT]:
+        discovery = self._at(stage)
+        return self._after(discovery, None, limit) if isinstance(discovery, IncrementalDiscovery) else discovery.initial()
+
+    def _switch(self, switch: ev.SwitchStage[SplitT]) -> DiscoveryResult[SplitT]:
+        if not isinstance(self._discovery, StagedDiscovery):
+            raise StateError(f"the state is of a source of several stages, in {switch.stage}, and {self._source.name} has none")
+        return self._first(self._discovery.following(switch.stage, switch.cursor, switch.splits), switch.limit)
+
+    def _after(self, discovery: SplitDiscovery[SplitT], cursor: JsonObject | None, limit: int) -> DiscoveryResult[SplitT]:
         """Raises StateError for a cursor of another kind of discovery, and ProtocolViolationError for an answer without one."""
-        discovery, name = self._discovery, self._source.name
+        name = self._source.name
         if not isinstance(discovery, IncrementalDiscovery):
             raise StateError(f"the state is of a {name} source that is read by a cursor ({cursor}), and this one is not")
         findings = discovery.after(cursor, limit)

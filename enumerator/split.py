@@ -28,6 +28,15 @@ class SizedSplit(SourceSplit, Protocol):
         """As it is stored: compressed, where it is."""
 
 
+@runtime_checkable
+class StagedSplit(SourceSplit, Protocol):
+    """A split of a source of several stages."""
+
+    @property
+    def stage(self) -> int:
+        """The number of its stage."""
+
+
 class OffsetSplit(SourceSplit, Protocol):
     """A split of a log: a range of integer offsets. Engines that plan tasks by themselves (Spark) can plan over these."""
 

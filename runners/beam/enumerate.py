@@ -17,10 +17,10 @@ from apache_beam.utils.timestamp import Timestamp
 
 from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint
-from headrace.enumerator.enumerator import EagerEnumerator, SplitEnumerator, create_enumerator, has_pieces, restore_enumerator
+from headrace.enumerator.enumerator import EagerEnumerator, SplitEnumerator, create_enumerator, restore_enumerator
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import resumed_discovery
-from headrace.enumerator.source import Boundedness, Source, SplitDiscovery
+from headrace.enumerator.source import Boundedness, Source, SplitDiscovery, Stage
 from headrace.enumerator.source_driver import SourceDriver
 from headrace.enumerator.split import SplitT
 from headrace.runners.beam import worker as workers
@@ -45,7 +45,7 @@ class Look(Generic[SplitT]):
     """What one look has found: the ledger as it is now, the splits that are new in it, those that are newly missing.
 
     The ledger of an incremental discovery is its cursor alone: the splits before it are with the readers. `more`: there may be
-    more behind it now. `failure`: why it is not complete, and is to be repeated.
+    more behind it now, or in the next stage. `failure`: why it is not complete, and is to be repeated.
     """
 
     checkpoint: Checkpoint[SplitT]
@@ -58,18 +58,19 @@ class Look(Generic[SplitT]):
 def look(enumeration: Enumeration[SplitT], driver: SourceDriver[SplitT]) -> Look[SplitT]:
     """One look for splits: the initial one if there was none yet, never otherwise. Raises what discovery raises.
 
-    A later look that fails with an error that is transient finds nothing.
+    A later look that fails with an error that is transient finds nothing. Of a source of several stages the next one starts
+    when all splits of a stage are found: that they are read, no reader can report here.
     """
     enumerator: SplitEnumerator[SplitT]
     match enumeration:
         case Fresh():
             enumerator = create_enumerator(EagerEnumerator, parallelism=1)
-            looks = 1
+            looks, stage = 1, None
         case HandedOn():
             raise ValueError("this enumeration was handed on")
         case _:
             enumerator = restore_enumerator(EagerEnumerator, enumeration.checkpoint, parallelism=1)
-            looks = enumeration.checkpoint.checkpoint_id + 1
+            looks, stage = enumeration.checkpoint.checkpoint_id + 1, enumeration.checkpoint.stage
     known = {entry.durable.split_id for entry in enumerator.ledger}
     missing: list[SplitT] = []
     failure: Exception | None = None
@@ -84,10 +85,17 @@ def look(enumeration: Enumeration[SplitT], driver: SourceDriver[SplitT]) -> Look
                 case ev.ReportMissing(splits):
                     missing += splits
     added = [entry.durable for entry in enumerator.ledger if entry.durable.split_id not in known]
-    handed = enumerator.ledger if enumerator.cursor is None else ()
-    states = tuple(SplitState(entry.durable, finished=False) for entry in handed)
-    ledger = Checkpoint(looks, states, enumerator.exhausted, enumerator.cursor)
-    return Look(ledger, added, missing, enumerator.is_behind, failure)
+    return Look(_handed_on(enumerator, looks, stage), added, missing, enumerator.is_behind, failure)
+
+
+def _handed_on(enumerator: SplitEnumerator[SplitT], looks: int, previous: Stage | None) -> Checkpoint[SplitT]:
+    """Of a stage that is found its splits count as read; once the next has started, they are not needed any more."""
+    stage = enumerator.stage
+    is_found = stage is not None and stage.is_found
+    has_switched = previous is not None and stage is not None and previous.number < stage.number
+    left = [entry.durable for entry in enumerator.ledger if not (has_switched and enumerator.forgets(entry.durable))]
+    states = tuple(SplitState(split, is_found) for split in left) if enumerator.cursor is None else ()
+    return Checkpoint(looks, states, enumerator.exhausted, enumerator.cursor, stage)
 
 
 def beginning(source: Source[SplitT], start_at: Checkpoint[SplitT] | None) -> SplitDiscovery[SplitT]:
@@ -98,7 +106,7 @@ def beginning(source: Source[SplitT], start_at: Checkpoint[SplitT] | None) -> Sp
 def _discover(
     command: ev.Command[SplitT], enumerator: SplitEnumerator[SplitT], driver: SourceDriver[SplitT]
 ) -> list[ev.Command[SplitT]]:
-    if not isinstance(command, ev.DiscoverInitial | ev.DiscoverLater | ev.DiscoverAfter):
+    if not isinstance(command, ev.DiscoverInitial | ev.DiscoverLater | ev.DiscoverAfter | ev.SwitchStage):
         return []
     match driver.perform(command):
         case ev.SplitsDiscovered(findings):
@@ -207,7 +215,8 @@ class EnumerateBounded(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvide
     def _dealt(self, found: Look[Any]) -> Iterator[Element]:
         known = max(0, len(found.checkpoint.splits) - len(found.added))
         elements = self._readers
-        if has_pieces(self._source):  # few in each: a runner is slowed down by elements that no reader takes
+        if (found.checkpoint.stage or self._source).in_pieces:
+            # few in each: a runner is slowed down by elements that no reader takes
             elements = max(elements, len(found.added) // PIECES)
         for number, restriction in enumerate(deal(found.added, elements)):
             work = self._restrictions.encode(restriction)

@@ -29,7 +29,7 @@ from headrace.connectors.base.commit import JobCommitter
 from headrace.enumerator import errors
 from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
-from headrace.enumerator.enumerator import create_enumerator, has_pieces, restore_enumerator
+from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
 from headrace.enumerator.errors import HeadraceError, RetriableError, StateError, UsageError
 from headrace.enumerator.resumed import resumed, selected
 from headrace.enumerator.source_driver import SourceDriver
@@ -236,7 +236,7 @@ class _Coordination:
         settings = self._order.settings
         source = self._pipeline.source
         common = {"parallelism": settings.workers, "discovery_interval_s": source.discovery_interval_s}
-        assignment = BalancedPieces if has_pieces(source) else BalancedEnumerator
+        assignment = BalancedPieces if source.in_pieces else BalancedEnumerator
         if restored is None:
             enumerator: Any = create_enumerator(assignment, **common)  # type: ignore[arg-type]
         else:
@@ -392,7 +392,7 @@ class _Coordination:
                 self._pool.send(command)
             case ev.ReportMissing() | ev.ReportDiscoveryFailure():
                 self._driver.perform(command)
-            case ev.DiscoverInitial() | ev.DiscoverLater() | ev.DiscoverAfter() | ev.ProveGone():
+            case ev.DiscoverInitial() | ev.DiscoverLater() | ev.DiscoverAfter() | ev.SwitchStage() | ev.ProveGone():
                 self._in(self._asking, lambda: self._ask(command))
             case ev.PublishPositions() | ev.ReportFinished():
                 self._in(self._asking, lambda: self._ask(command))

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from headrace import enumerator as enumeration
 from headrace.enumerator import Checkpoint, CheckpointSerializer, Coordinator, DiscoveryResult, SplitEnumerator, SplitState
 from headrace.enumerator import events as e
+from headrace.enumerator.source import Stage
 from headrace.testing.memory import MemoryLog, MemorySplit, MemorySplitSerializer
 
 SERIALIZER = CheckpointSerializer("memory", MemorySplitSerializer())
@@ -25,9 +26,9 @@ def finished(split_id: str, stop_offset: int) -> SplitState[MemorySplit]:
 
 
 def checkpoint_of(
-    *states: SplitState[MemorySplit], exhausted: bool = False, cursor: Mapping[str, Any] | None = None
-) -> Checkpoint[MemorySplit]:
-    return Checkpoint(7, states, exhausted, cursor)
+    *states: SplitState[Any], exhausted: bool = False, cursor: Mapping[str, Any] | None = None, stage: Stage | None = None
+) -> Checkpoint[Any]:
+    return Checkpoint(7, states, exhausted, cursor, stage)
 
 
 def log_of(**splits: str) -> MemoryLog:

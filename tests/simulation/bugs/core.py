@@ -110,8 +110,8 @@ def end_of_input_sent_once() -> Iterator[None]:
 
 
 @instead_of(coordinator_module, "Checkpoint")
-def _exhaustion_left_out(checkpoint_type: Any, number: int, splits: Any, _: bool, cursor: Any) -> Any:
-    return checkpoint_type(number, splits, False, cursor)
+def _exhaustion_left_out(checkpoint_type: Any, number: int, splits: Any, _: bool, *rest: Any) -> Any:
+    return checkpoint_type(number, splits, False, *rest)
 
 
 @instead_of(SplitEnumerator, "start", _exhaustion_left_out)

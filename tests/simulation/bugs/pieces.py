@@ -21,13 +21,13 @@ def forgotten_piece_of_a_late_report_is_new(snapshotted: Any, self: Any, event: 
 
 
 @instead_of(coordinator_module, "Checkpoint")
-def cursor_stored_ahead(checkpoint_type: Any, number: int, splits: Any, exhausted: bool, cursor: Any) -> Any:
+def cursor_stored_ahead(checkpoint_type: Any, number: int, splits: Any, exhausted: bool, cursor: Any, *_: Any) -> Any:
     """The cursor is where the look under way will be, whose pieces are not there yet."""
     return checkpoint_type(number, splits, exhausted, {"found": cursor["found"] + 1})
 
 
 @instead_of(coordinator_module, "Checkpoint")
-def cursor_stored_behind(checkpoint_type: Any, number: int, splits: Any, exhausted: bool, cursor: Any) -> Any:
+def cursor_stored_behind(checkpoint_type: Any, number: int, splits: Any, exhausted: bool, cursor: Any, *_: Any) -> Any:
     """The cursor is of an earlier answer than the pieces: they are found twice."""
     return checkpoint_type(number, splits, exhausted, {"found": max(0, cursor["found"] - 1)})
 

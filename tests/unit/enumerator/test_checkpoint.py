@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,16 @@ from hypothesis import strategies as st
 
 from headrace.enumerator import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import StateError
+from headrace.enumerator.source import Stage
 from headrace.testing.memory import MemorySplitSerializer
 from tests.helpers.driving import SERIALIZER, checkpoint_of, finished, reading
 from tests.helpers.envelopes import NO_ENVELOPES, enveloped, resealed, sealed, without
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "checkpoint_v1.json"
-GOOD = checkpoint_of(reading("a", 3), finished("b", 9), reading("ünï", 2**62, 2**63), exhausted=True, cursor={"found": 3})
+STAGE = Stage(1, "memory", {"cursor": {"found": 2}}, in_pieces=True, is_found=False)
+GOOD = checkpoint_of(
+    reading("a", 3), finished("b", 9), reading("ünï", 2**62, 2**63), exhausted=True, cursor={"found": 3}, stage=STAGE
+)
 
 WHERE = "the state to restore: the checkpoint cannot be read: "
 COPY = "Put back a copy that is not damaged"
@@ -58,6 +63,8 @@ def test_another_sources_checkpoint_is_refused():
     envelope(version=[1]), envelope(version=0), envelope(version=1.5), envelope(checksum=1), envelope(checksum=None),
     envelope(body=None), envelope(body=[1]), sealed("headrace-checkpoint", {}), sealed("headrace-checkpoint", []),
     sealed("headrace-checkpoint", "{"), with_body(source=None), with_body(cursor=[3]), with_body(splits=None),
+    with_body(stage=[1]), with_body(stage={**asdict(STAGE), "number": "1"}), with_body(stage={**asdict(STAGE), "end": [1]}),
+    with_body(stage={**asdict(STAGE), "is_found": None}), with_body(stage={"number": 1}),
     with_body(splits=7), with_body(splits=[7]), with_body(splits=["text"]), with_body(splits=[{"finished": False}]),
     with_body(splits=[{"finished": False, "split": 7}]),
     with_body(splits=[{"finished": False, "split": {"id": "a", "next": "far", "stop": None}}]),

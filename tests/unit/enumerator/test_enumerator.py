@@ -18,11 +18,13 @@ from headrace.enumerator import events as e
 from headrace.enumerator.enumerator import DISCOVERY_TRANSITIONS, Discovery, Trigger
 from headrace.enumerator.errors import PeerError, ProtocolViolationError, RetriableError, UsageError
 from headrace.enumerator.pauses import DISCOVERY_RETRY_S
-from headrace.enumerator.source import SplitDiscovery
+from headrace.enumerator.source import SplitDiscovery, Stage
 from headrace.testing.memory import MemorySplit
 from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
 
 BOTH = pytest.mark.parametrize("assignment", [EagerEnumerator, LazyEnumerator])
+OLD = Stage(0, "memory", None, in_pieces=False, is_found=True)
+NEW = Stage(1, "memory", {"at": 3}, in_pieces=False, is_found=False)
 DISPUTE = RetriableError("whether there is a c is not known")
 
 
@@ -58,7 +60,8 @@ def reachable(start: Discovery) -> set[Discovery]:
 def test_no_way_leads_from_restored_to_initialising():
     """Beam #31313, #34890: the reason for this package."""
     later = {Discovery.DISCOVERING, Discovery.IDLE, Discovery.BEHIND, Discovery.EXHAUSTED}
-    for restored in (Discovery.RESTORED, Discovery.AT_CURSOR):
+    later |= {Discovery.STAGE_FOUND, Discovery.SWITCHING, Discovery.SWITCH_PAUSED}
+    for restored in (Discovery.RESTORED, Discovery.AT_CURSOR, Discovery.STAGE_FOUND):
         assert reachable(restored) == {restored, *later}
     assert Discovery.INITIALISING not in reachable(Discovery.EXHAUSTED)
 
@@ -67,6 +70,11 @@ def test_a_fresh_enumerator_initialises_and_never_again():
     ways_in = [key for key, after in DISCOVERY_TRANSITIONS.items() if after is Discovery.INITIALISING]
     assert ways_in == [(Discovery.NEW, Trigger.START)]
     assert Discovery.NEW not in DISCOVERY_TRANSITIONS.values()
+
+
+def test_one_way_leads_to_the_next_stage_and_it_is_that_all_of_this_one_is_read():
+    ways_in = [key for key, after in DISCOVERY_TRANSITIONS.items() if after is Discovery.SWITCHING]
+    assert ways_in == [(Discovery.STAGE_FOUND, Trigger.STAGE_READ)]
 
 
 @BOTH
@@ -81,6 +89,8 @@ def test_every_other_step_of_discovery_is_refused_and_changes_nothing(assignment
         Trigger.DUE: enumerator.discovery_due, Trigger.CAPACITY: lambda: enumerator._move(Trigger.CAPACITY),
         Trigger.DUE_AT_CURSOR: lambda: enumerator._move(Trigger.DUE_AT_CURSOR),
         Trigger.FAILURE: lambda: enumerator._move(Trigger.FAILURE),
+        Trigger.STAGE_READ: lambda: enumerator._move(Trigger.STAGE_READ),
+        Trigger.ANSWER_OF_STAGE: lambda: enumerator.discovered(DiscoveryResult([split("a")], stage=OLD)),
     }[trigger]  # fmt: skip
     with pytest.raises(ProtocolViolationError, match=state.name):
         act()

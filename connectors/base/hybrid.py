@@ -1,0 +1,426 @@
+"""One source after another: the next starts where a function of the previous one's end says (FLIP-150, HybridSource).
+
+A stage ends when every split of it is read, and the core then switches (`Discovery.SWITCHING`). A split has the end that its
+stage was made from, so every process makes the same source of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from headrace.enumerator.envelope import readable_version, stored_number
+from headrace.enumerator.errors import StateError, UsageError
+from headrace.enumerator.source import (
+    Boundedness,
+    DiscoveryResult,
+    IncrementalDiscovery,
+    JsonObject,
+    Source,
+    SourceReader,
+    SplitBatch,
+    SplitDiscovery,
+    SplitSerializer,
+    Stage,
+    StagedDiscovery,
+)
+
+
+@dataclass(frozen=True)
+class SourceEnd:
+    """What a source has ended with, for the function that makes the next: its facts are attributes.
+
+    Of `FileSource`: `newest_modified_ms`, milliseconds since 1970, None if there were no files. Of others what `Source.end`
+    gives: `cursor`, or `splits`, as they are stored.
+    """
+
+    facts: JsonObject
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - what the source gives
+        if name.startswith("__") or name == "facts":  # asked by pickle, before there are any
+            raise AttributeError(name)
+        if name not in self.facts:
+            raise AttributeError(f"the end of this source has {', '.join(self.facts) or 'no facts'}, and not {name!r}")
+        return self.facts[name]
+
+
+NextSource: TypeAlias = Source[Any] | Callable[[SourceEnd], Source[Any]]
+"""A source, or a function of the end of the previous one that gives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HybridSplit:
+    """A split of one stage. `end`: what the previous stage has ended with; None of the first."""
+
+    stage: int
+    end: JsonObject | None
+    split: Any
+
+    @property
+    def split_id(self) -> str:
+        """The number of the stage, and the id there."""
+        return f"{self.stage}:{self.split.split_id}"
+
+
+class HybridSource(Source[HybridSplit]):
+    """Reads one source to its end, then the next: `Hybrid(FileSource(...), then=KafkaSource(...))`.
+
+    - `first`: a source that ends by itself.
+    - `then`: the next one, or a function that makes it of the `SourceEnd` of the previous, or several of these in order:
+      `then=lambda end: KafkaSource(..., start=Timestamp(end.newest_modified_ms))`. The function is called in every process,
+      also after a restore: it does no I/O, and gives the same for the same end. Where a source is pickled, it is a function of
+      a module.
+    - `boundedness`: of the last one, if a function makes it; UNBOUNDED by default. All others have to end by themselves.
+    - `discovery_interval_s`: seconds between two looks for new splits. Default: the shortest of these sources', 300 where a
+      function makes one.
+
+    All have the same columns, of the same types. The next stage starts when all splits of the previous one are read. With Beam
+    it starts as soon as all are found, while readers may still read the previous one: they do not report to discovery there.
+    If a reader is lost after the switch, what it had read of the previous stage since the last checkpoint is read again, while
+    others read the next one.
+
+    Raises UsageError for what cannot be chained: columns are compared at the first use.
+    """
+
+    name = "hybrid"
+
+    def __init__(
+        self,
+        first: Source[Any],
+        *,
+        then: NextSource | Sequence[NextSource],
+        boundedness: Boundedness | None = None,
+        discovery_interval_s: float | None = None,
+    ) -> None:
+        """Raises UsageError as the class says."""
+        given = (first, *(then if isinstance(then, Sequence) else (then,)))
+        self.stages: tuple[NextSource, ...] = tuple(
+            stage for each in given for stage in (each.stages if isinstance(each, HybridSource) else (each,))
+        )
+        """The first source, then each other one, or the function that makes it."""
+        if not isinstance(first, Source):
+            raise UsageError(f"a hybrid source starts with a source, not with {first!r}")
+        for stage in self.stages[1:]:
+            if not (isinstance(stage, Source) or callable(stage)):
+                raise UsageError(f"a source is followed by a source or a function that makes one, not by {stage!r}")
+        for number, stage in enumerate(self.stages[:-1]):
+            if isinstance(stage, Source):
+                self._check_end(number, stage)
+        last = self.stages[-1]
+        if isinstance(last, Source) and boundedness not in (None, last.boundedness):
+            raise UsageError(f"source {last.name!r} is {last.boundedness.value}: leave the argument boundedness out")
+        self._boundedness = last.boundedness if isinstance(last, Source) else boundedness or Boundedness.UNBOUNDED
+        intervals = [each.discovery_interval_s if isinstance(each, Source) else 300.0 for each in self.stages]
+        known_s = min((interval for interval in intervals if interval is not None), default=None)
+        self.discovery_interval_s = known_s if discovery_interval_s is None else discovery_interval_s
+        self._made: dict[int, tuple[JsonObject | None, Source[Any]]] = {}
+        self._schema: pa.Schema | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": {}}
+
+    @property
+    def schema(self) -> pa.Schema:
+        """That of the stages; all columns may be null. Raises UsageError where they differ, and what a stage's raises."""
+        if self._schema is None:
+            sources = [(number, stage) for number, stage in enumerate(self.stages) if isinstance(stage, Source)]
+            self._schema = pa.schema([pa.field(field.name, field.type) for field in sources[0][1].schema])
+            for number, source in sources[1:]:
+                self._check_columns(number, source)
+        return self._schema
+
+    @property
+    def boundedness(self) -> Boundedness:
+        """That of the last stage."""
+        return self._boundedness
+
+    @property
+    def finite_splits(self) -> bool:
+        """True if it is so of all stages."""
+        return self.boundedness is Boundedness.BOUNDED or all(
+            isinstance(stage, Source) and stage.finite_splits for stage in self.stages
+        )
+
+    @property
+    def in_pieces(self) -> bool:
+        """True: each stage says how its splits are shared out."""
+        return True
+
+    @property
+    def split_serializer(self) -> HybridSplitSerializer:
+        """JSON objects, with what the stage's own serializer gives."""
+        return HybridSplitSerializer(self)
+
+    def source_of(self, stage: int, end: JsonObject | None) -> Source[Any]:
+        """The source of a stage, made from what the previous one has ended with (`end_of`).
+
+        Raises UsageError for one that does not fit, and StateError for a stage that there is not.
+        """
+        if not 0 <= stage < len(self.stages):
+            raise StateError(f"the state is in stage {stage} of a hybrid source, and this one has {len(self.stages)} stages")
+        factory = self.stages[stage]
+        if isinstance(factory, Source):
+            return factory
+        made = self._made.get(stage)
+        if made is None or made[0] != end:
+            made = self._made[stage] = end, self._make(stage, factory, end)
+        return made[1]
+
+    def end_of(self, stage: int, end: JsonObject | None, cursor: JsonObject | None, splits: Sequence[Any]) -> JsonObject:
+        """What a stage ends with that was made from `end`, and has come to this cursor, or had these splits, of its own."""
+        return self.source_of(stage, end).end(cursor, splits)
+
+    def create_discovery(self) -> HybridDiscovery:
+        """The discoveries of the stages, one after another. Raises UsageError for columns that differ."""
+        _ = self.schema
+        return HybridDiscovery(self)
+
+    def create_reader(self) -> HybridReader:
+        """A reader that has one of each stage it has splits of."""
+        return HybridReader(self)
+
+    def selects(self, split: HybridSplit) -> bool:
+        """As the stage's source."""
+        return self.source_of(split.stage, split.end).selects(split.split)
+
+    def on_splits_missing(self, splits: Sequence[HybridSplit]) -> None:
+        """As the stages' sources."""
+        for source, inner in self._by_stage(splits):
+            source.on_splits_missing(inner)
+
+    def confirm_deleted(self, splits: Sequence[HybridSplit]) -> frozenset[str]:
+        """As the stages' sources."""
+        ids: set[str] = set()
+        for source, inner in self._by_stage(splits):
+            gone = source.confirm_deleted(inner)
+            ids |= {split.split_id for split in splits if split.split.split_id in gone and split.split in inner}
+        return frozenset(ids)
+
+    def check_readable(self, splits: Sequence[HybridSplit]) -> None:
+        """As the stages' sources."""
+        for source, inner in self._by_stage(splits):
+            source.check_readable(inner)
+
+    def splits_finished(self, splits: Sequence[HybridSplit]) -> None:
+        """As the stages' sources."""
+        for source, inner in self._by_stage(splits):
+            source.splits_finished(inner)
+
+    @property
+    def publishes(self) -> bool:
+        """True if it is so of a stage, or a function makes one."""
+        return any(stage.publishes if isinstance(stage, Source) else True for stage in self.stages)
+
+    def checkpoint_completed(self, splits: Sequence[HybridSplit]) -> None:
+        """As the stages' sources."""
+        for source, inner in self._by_stage(splits):
+            source.checkpoint_completed(inner)
+
+    def _by_stage(self, splits: Sequence[HybridSplit]) -> list[tuple[Source[Any], list[Any]]]:
+        in_order = sorted(splits, key=lambda split: split.stage)
+        groups = [list(group) for _, group in groupby(in_order, key=lambda split: split.stage)]
+        return [(self.source_of(group[0].stage, group[0].end), [split.split for split in group]) for group in groups]
+
+    def _make(self, stage: int, factory: Callable[[SourceEnd], Source[Any]], end: JsonObject | None) -> Source[Any]:
+        if end is None:
+            raise StateError(f"the state is in stage {stage} of a hybrid source, and has not what the previous one ended with")
+        source = factory(SourceEnd(end))
+        if not isinstance(source, Source) or isinstance(source, HybridSource):
+            raise UsageError(f"the function for stage {stage} of a hybrid source has given {source!r}, and not one source")
+        self._check_columns(stage, source)
+        if stage < len(self.stages) - 1:
+            self._check_end(stage, source)
+        elif source.boundedness is not self._boundedness:
+            raise UsageError(
+                f"source {source.name!r}, which a function has made, is {source.boundedness.value}: give Hybrid the argument "
+                f"boundedness=Boundedness.{source.boundedness.name}"
+            )
+        return source
+
+    def _check_end(self, stage: int, source: Source[Any]) -> None:
+        if source.boundedness is not Boundedness.BOUNDED:
+            raise UsageError(
+                f"stage {stage}, source {source.name!r}, has no end, so that nothing can follow it: give it a stop"
+            )
+
+    def _check_columns(self, stage: int, source: Source[Any]) -> None:
+        wanted, schema, name = self.schema, source.schema, source.name
+        for place in range(max(len(wanted), len(schema))):
+            both = [each.field(place) if place < len(each) else None for each in (wanted, schema)]
+            texts = ["no column" if field is None else f"{field.name!r} of {field.type}" for field in both]
+            if texts[0] != texts[1]:
+                raise UsageError(
+                    f"column {place} is {texts[0]} in the first source, and {texts[1]} in stage {stage}, source {name!r}: all "
+                    "sources of a hybrid one have the same columns. Give a schema, or choose columns"
+                )
+
+
+class HybridSplitSerializer(SplitSerializer[HybridSplit]):
+    """Version 1: {"stage": 1, "end": {...}, "source": "kafka", "version": 1, "split": {...}}."""
+
+    version = 1
+
+    def __init__(self, source: HybridSource) -> None:
+        self._source = source
+
+    def serialize(self, split: HybridSplit) -> JsonObject:
+        source = self._source.source_of(split.stage, split.end)
+        inner = source.split_serializer
+        return {
+            "stage": split.stage,
+            "end": split.end,
+            "source": source.name,
+            "version": inner.version,
+            "split": inner.serialize(split.split),
+        }
+
+    def deserialize(self, version: int, data: JsonObject) -> HybridSplit:
+        """Raises StateError if the stage is of another kind of source now."""
+        if version != 1:
+            raise ValueError(f"no HybridSplit was ever written in version {version}")
+        stage, end = stored_number(data["stage"]), data["end"]
+        source = self._source.source_of(stage, end)
+        check_name(stage, data["source"], source)
+        inner = source.split_serializer
+        return HybridSplit(stage, end, inner.deserialize(readable_version(data["version"], inner.version), data["split"]))
+
+
+def check_name(stage: int, stored: object, source: Source[Any]) -> None:
+    """Raises StateError if the stage's source is not of the kind that the state is of."""
+    if stored != source.name:
+        raise StateError(f"stage {stage} of the state is of a {stored!r} source, and is a {source.name!r} source now")
+
+
+class HybridDiscovery(StagedDiscovery[HybridSplit]):
+    """Has the discovery of the stage that it was last asked for."""
+
+    def __init__(self, source: HybridSource) -> None:
+        self._source = source
+        self._current: tuple[int, JsonObject | None, SplitDiscovery[HybridSplit]] | None = None
+
+    def at(self, stage: Stage | None) -> SplitDiscovery[HybridSplit]:
+        number, end = (0, None) if stage is None else (stage.number, stage.end)
+        if self._current is not None and self._current[:2] == (number, end):
+            return self._current[2]
+        source = self._source.source_of(number, end)
+        if stage is not None:
+            check_name(number, stage.source, source)
+        self.close()
+        inner = source.create_discovery()
+        place = self._stage(number, end, source)
+        kind = _IncrementalStageDiscovery if isinstance(inner, IncrementalDiscovery) else _StageDiscovery
+        discovery = kind(inner, place, is_last=number == len(self._source.stages) - 1)
+        self._current = number, end, discovery
+        return discovery
+
+    def following(self, stage: Stage, cursor: JsonObject | None, splits: Sequence[HybridSplit]) -> Stage:
+        own = [split.split for split in splits if split.stage == stage.number]
+        number, end = stage.number + 1, self._source.end_of(stage.number, stage.end, cursor, own)
+        return self._stage(number, end, self._source.source_of(number, end))
+
+    def close(self) -> None:
+        current, self._current = self._current, None
+        if current is not None:
+            current[2].close()
+
+    def _stage(self, number: int, end: JsonObject | None, source: Source[Any]) -> Stage:
+        return Stage(number, source.name, end, source.in_pieces, is_found=False)
+
+
+class _StageDiscovery(SplitDiscovery[HybridSplit]):
+    """The discovery of one stage, with its splits as those of the hybrid source."""
+
+    def __init__(self, inner: SplitDiscovery[Any], stage: Stage, *, is_last: bool) -> None:
+        self._inner: Any = inner
+        self._stage, self._is_last = stage, is_last
+
+    def initial(self) -> DiscoveryResult[HybridSplit]:
+        return self._as_hybrid(self._inner.initial())
+
+    def later(self, known: Mapping[str, HybridSplit]) -> DiscoveryResult[HybridSplit]:
+        own = [split.split for split in known.values() if split.stage == self._stage.number]
+        return self._as_hybrid(self._inner.later({split.split_id: split for split in own}))
+
+    def later_or_raise(self, known: Mapping[str, HybridSplit]) -> DiscoveryResult[HybridSplit]:
+        own = [split.split for split in known.values() if split.stage == self._stage.number]
+        return self._as_hybrid(self._inner.later_or_raise({split.split_id: split for split in own}))
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _as_hybrid(self, found: DiscoveryResult[Any]) -> DiscoveryResult[HybridSplit]:
+        number, end = self._stage.number, self._stage.end
+        return replace(
+            found,
+            added=[HybridSplit(number, end, split) for split in found.added],
+            missing=frozenset(f"{number}:{split_id}" for split_id in found.missing),
+            complete=found.complete and self._is_last,
+            stage=replace(self._stage, is_found=found.complete and not self._is_last),
+        )
+
+
+class _IncrementalStageDiscovery(_StageDiscovery, IncrementalDiscovery[HybridSplit]):
+    """The same of one that has a cursor."""
+
+    def after(self, cursor: JsonObject | None, limit: int) -> DiscoveryResult[HybridSplit]:
+        return self._as_hybrid(self._inner.after(cursor, limit))
+
+
+@dataclass(slots=True)
+class _StageReader:
+    """A stage's reader, and how many splits it has that are not read to their end."""
+
+    reader: SourceReader[Any]
+    splits: int = 0
+
+
+class HybridReader(SourceReader[HybridSplit]):
+    """Has a reader of each stage with splits. That of an earlier stage is closed when it has none, and a later one has."""
+
+    def __init__(self, source: HybridSource) -> None:
+        self._source = source
+        self._schema = source.schema
+        self._readers: dict[int, _StageReader] = {}
+        self._ends: dict[int, JsonObject | None] = {}
+
+    def add_splits(self, splits: Sequence[HybridSplit]) -> None:
+        for split in splits:
+            stage = self._readers.get(split.stage)
+            if stage is None:
+                self._ends[split.stage] = split.end
+                reader = self._source.source_of(split.stage, split.end).create_reader()
+                stage = self._readers[split.stage] = _StageReader(reader)
+            stage.reader.add_splits([split.split])
+            stage.splits += 1
+
+    def poll(self, timeout: float) -> SplitBatch[HybridSplit] | None:
+        last = max(self._readers, default=0)
+        for number in [number for number, stage in self._readers.items() if not stage.splits and number < last]:
+            self._readers.pop(number).reader.close()
+        active = [number for number, stage in self._readers.items() if stage.splits]
+        if not active:
+            time.sleep(timeout)
+        for number in active:
+            stage = self._readers[number]
+            batch = stage.reader.poll(timeout / len(active))
+            if batch is not None:
+                self._readers[number] = self._readers.pop(number)  # to the end, so that the others are not starved
+                stage.splits -= batch.finished
+                split = HybridSplit(number, self._ends[number], batch.split)
+                return SplitBatch(split, self._relabelled(batch.records), batch.finished)
+        return None
+
+    def close(self) -> None:
+        while self._readers:
+            self._readers.popitem()[1].reader.close()
+
+    def _relabelled(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """A column may not be null in one stage, and may in another."""
+        if records.schema.equals(self._schema):
+            return records
+        return pa.RecordBatch.from_arrays(records.columns, schema=self._schema)
