@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from itertools import islice
 from typing import Any, Generic
@@ -182,10 +182,9 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         self._move(Trigger.CAPACITY)
         return self._discover()
 
-    def finished_reported(self, split_ids: Collection[str]) -> None:
+    def finished_reported(self, split_ids: Iterable[str]) -> None:
         """The source is notified of these. Those that no discovery will find again are forgotten."""
-        self.ledger.mark_reported(split_ids)
-        self.ledger.forget([split_id for split_id in split_ids if self.forgets(self.ledger[split_id].durable)])
+        self.ledger.forget(split.split_id for split in self.ledger.mark_reported(split_ids) if self.forgets(split))
 
     def forgets(self, split: SplitT) -> bool:
         """Whether such a split leaves the ledger when it is finished, as an incremental discovery and a later stage do not

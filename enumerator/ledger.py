@@ -216,10 +216,12 @@ class Ledger(Generic[SplitT]):
             if entry.place is FINISHED and split_id not in self._unreported
         ]
 
-    def mark_reported(self, split_ids: Iterable[str]) -> None:
-        """The source is notified that these are finished."""
-        for split_id in split_ids:
-            self._unreported.pop(split_id, None)
+    def mark_reported(self, split_ids: Iterable[str]) -> list[SplitT]:
+        """The source is notified that these are finished. Returns them."""
+        splits = [self._expect(split_id, Finished).durable for split_id in split_ids]
+        for split in splits:
+            self._unreported.pop(split.split_id, None)
+        return splits
 
     def forget(self, split_ids: Iterable[str]) -> None:
         """The same, where discovery will not find them again: nothing is left to be known of them."""

@@ -331,6 +331,10 @@ class LogSource(Source[OffsetSplitT]):
         """
         return self.confirm_deleted(splits)
 
+    def end(self, cursor: JsonObject | None, splits: Sequence[OffsetSplitT]) -> JsonObject:
+        """`splits`: as they are stored, each at its stop."""
+        return super().end(cursor, [split.between(split.stop_offset or 0, split.stop_offset) for split in splits])
+
     @abstractmethod
     def stop_offsets(self, splits: Sequence[OffsetSplitT]) -> Mapping[str, int]:
         """Split id -> where reading of each of these splits ends by the source's own stop, asked now; empty without a stop.

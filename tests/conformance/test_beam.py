@@ -12,7 +12,7 @@ from headrace.testing.memory import MemorySource
 from tests.helpers.beam_rig import BeamRun
 
 from .test_kafka import PartitionPerSplit
-from .test_memory import MemoryContext, PiecesContext
+from .test_memory import HybridContext, MemoryContext, PiecesContext
 
 
 class Opaque(Source[Any]):
@@ -73,6 +73,11 @@ class TestLogOfOffsets(OnBeam):
 class TestPieces(OnBeam):
     def create_external_context(self) -> PiecesContext:
         return PiecesContext()
+
+
+class TestHybrid(OnBeam):
+    def create_external_context(self) -> HybridContext:
+        return HybridContext()
 
 
 class OpaqueContext(MemoryContext):

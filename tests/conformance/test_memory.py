@@ -6,13 +6,17 @@ and returns its split id), `poll_timeout_s` above 0, and mark the class with `py
 `create_run`.
 """
 
+import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from headrace.connectors.base.hybrid import HybridSplit
 from headrace.enumerator import Boundedness, EagerEnumerator, LazyEnumerator, SharingEnumerator
+from headrace.sources import Hybrid, SourceEnd
 from headrace.testing import ExternalContext, SourceConformance
 from headrace.testing.memory import MemoryLog, MemoryPieces, MemorySource, MemorySplit
 from tests.simulation.bugs import core
@@ -90,6 +94,68 @@ class TestPieces(TestEager):
 
 class TestLazyPieces(TestPieces):
     assignment = LazyEnumerator
+
+
+class HybridContext(PiecesContext):
+    """What is written before the first source is made is pieces of an old log; all that follows is in a new one.
+
+    A bounded source reads what is in the old one, then one that has nothing. So ids are those of the first stage.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.new = MemoryLog()
+        self._is_old = True
+
+    def create_source(self, boundedness: Boundedness) -> Hybrid:
+        self._is_old = False
+        old = MemoryPieces(self.log, bounded=True, found_at_once=2)
+        if boundedness is Boundedness.BOUNDED:
+            return Hybrid(old, then=MemoryPieces(NOTHING, bounded=True))
+        return Hybrid(old, then=partial(source_after, self.new))
+
+    def create_split(self) -> str:
+        split_id = super().create_split()
+        self.new.create(split_id)
+        return f"0:{split_id}"
+
+    def write(self, split_id: str, values: Sequence[str]) -> None:
+        if self._is_old:
+            super().write(split_id[2:], values)
+        else:
+            self.new.append(split_id[2:], values)
+
+    def golden_splits(self) -> Sequence[tuple[int, str, Any]]:
+        end = {"cursor": {"found": 3, "stop": 3}}
+        inner = '"source":"memory","version":1,"split":{"id":"a","next":3,"stop":null}'
+        return [
+            (1, f'{{"stage":1,"end":{json.dumps(end)},{inner}}}', HybridSplit(1, end, MemorySplit("a", 3))),
+            (
+                1,
+                f'{{"stage":0,"end":null,{inner.replace("memory", "memory-pieces")}}}',
+                HybridSplit(0, None, MemorySplit("a", 3)),
+            ),
+        ]
+
+
+NOTHING = MemoryLog()
+
+
+def source_after(log: MemoryLog, end: SourceEnd) -> MemorySource:
+    """Every piece is found, at the end."""
+    assert end.cursor["found"] == end.cursor["stop"] >= 0
+    return MemorySource(log)
+
+
+class TestHybrid(TestEager):
+    assignment = SharingEnumerator
+
+    def create_external_context(self) -> HybridContext:
+        return HybridContext()
+
+
+class TestEagerHybrid(TestHybrid):
+    assignment = EagerEnumerator
 
 
 def failing_cases(kit: SourceConformance) -> Iterator[str]:

@@ -164,6 +164,7 @@ class BeamRun(Run):
         for work in self.job.enumerating:
             bundle = self.enumerate.process(work)
             self.job.enumerating = bundle.residuals
+            self._look |= self.enumerate.fn._worker.last_look.more
             for output in bundle.outputs:
                 self.job.reading.append(self.read.begin(output.value, output.timestamp))
 

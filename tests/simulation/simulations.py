@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.simulation import checkpoints
-from tests.simulation.bugs import commits, core, fetches, lease, pieces, run, spark, splits, standby
+from tests.simulation.bugs import commits, core, fetches, lease, pieces, run, spark, splits, stages, standby
 from tests.simulation.bugs.injecting import Injected
 from tests.simulation.commit import COMMITS
 from tests.simulation.core import CORE
@@ -15,6 +15,7 @@ from tests.simulation.run import OUTPUTS, RUN
 from tests.simulation.search import Adversary
 from tests.simulation.spark import SPARK
 from tests.simulation.splits import SPLITS
+from tests.simulation.stages import STAGED
 from tests.simulation.standby import STANDBY
 
 
@@ -39,6 +40,11 @@ SIMULATIONS = (
     Searched(PIECES, 500, pieces.INJECTED, {
         "restore": 900, "rewind": 135, "completed": 1800, "aborted, yet durable": 13, "reader lost": 900, "more": 700,
         "lost while persisting": 225, "reported": 1500, "not reported": 40, "reported again": 200, "ReportDiscoveryFailure": 15,
+    }),
+    Searched(STAGED, 500, stages.INJECTED, {
+        "switch to 1": 350, "switch to 2": 300, "switch failed": 20, "restored in stage 0": 500, "restored in stage 1": 100,
+        "restored in stage 2": 70, "crash in SWITCHING": 100, "crash in STAGE_FOUND": 60, "crash in SWITCH_PAUSED": 4,
+        "reader lost": 900, "lost while persisting": 225, "reported again": 150, "rewind": 100,
     }),
     Searched(COMMITS, 500, commits.ALL, {
         "commit completed": 1050, "restart": 700, "Copy": 35, "fenced": 25, "fenced, and asks again": 60, "superseded": 40,

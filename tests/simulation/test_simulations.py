@@ -18,6 +18,7 @@ from tests.simulation.measure import TABLE
 from tests.simulation.pieces import PIECES
 from tests.simulation.search import BrokenScheduleError, as_test, shortened
 from tests.simulation.simulations import SIMULATIONS
+from tests.simulation.stages import STAGED
 
 # A runner may report the outcome of a checkpoint twice; the simulated one does not. test_coordinator.py does.
 NEWS_COMES_LATE = {(CheckpointPhase.PERSISTING, ReaderSnapshotted, CheckpointPhase.PERSISTING)}
@@ -86,9 +87,11 @@ def test_a_injected_bug_is_found(simulation, bug):
 
 
 def test_every_arrow_of_the_tables_is_followed(played):
-    (_, followed, moves), (_, with_pieces, with_cursor) = (played(simulation_of(each)) for each in (CORE, PIECES))
+    (_, followed, moves), (_, with_pieces, with_cursor), (_, _, in_stages) = (
+        played(simulation_of(each)) for each in (CORE, PIECES, STAGED)
+    )
     assert arrows(CHECKPOINT_TRANSITIONS) - followed - with_pieces == NEWS_COMES_LATE
-    assert moves | with_cursor == set(DISCOVERY_TRANSITIONS)
+    assert moves | with_cursor | in_stages == set(DISCOVERY_TRANSITIONS)
     _, followed, _ = played(simulation_of(COMMITS))
     assert arrows(COMMIT_TRANSITIONS) - followed == {(CommitPhase.COMPLETING, Recorded, phase) for phase in _NEXT}
 

@@ -1,0 +1,309 @@
+"""One source after another, in one process: `tests/conformance` has the other runners, `tests/simulation` the failures."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from functools import partial
+
+import pyarrow as pa
+import pytest
+
+from headrace.connectors.base.hybrid import HybridReader, HybridSplit
+from headrace.enumerator import Boundedness, DiscoveryResult, EmbeddedRun, SharingEnumerator
+from headrace.enumerator import events as e
+from headrace.enumerator.errors import RetriableError, StateError, UsageError
+from headrace.enumerator.source import Stage
+from headrace.enumerator.source_driver import SourceDriver
+from headrace.sources import Hybrid, SourceEnd
+from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryPieces, MemoryReader, MemorySource, MemorySplit
+from tests.helpers.driving import Driver, assigned, log_of, split
+
+
+def bounded(log: MemoryLog, **options) -> MemorySource:
+    return MemorySource(log, bounded=True, **options)
+
+
+def pieces(log: MemoryLog) -> MemoryPieces:
+    return MemoryPieces(log, bounded=True)
+
+
+def run_of(source: Hybrid, checkpoint: bytes | None = None, **options) -> EmbeddedRun:
+    return EmbeddedRun(source, clock=lambda: 0.0, checkpoint=checkpoint, **options)
+
+
+def read(run: EmbeddedRun, polls: int = 100) -> str:
+    batches = [run.poll(0.0) for _ in range(polls)]
+    return "".join(value for batch in batches if batch is not None for value in batch.records.column("value").to_pylist())
+
+
+def checkpointed(run: EmbeddedRun) -> bytes:
+    data = run.checkpoint()
+    run.checkpoint_completed()
+    return data
+
+
+def test_each_source_starts_when_the_previous_one_is_read_and_is_given_its_end():
+    ends = []
+
+    def last(end: SourceEnd) -> MemorySource:
+        ends.append(end.splits)
+        return MemorySource(new)
+
+    new = log_of(c="56")
+    source = Hybrid(pieces(log_of(a="12", b="")), then=[bounded(log_of(a="34")), last])
+    with run_of(source, parallelism=2) as run:
+        assert read(run) == "123456"
+        new.append("c", "78")
+        assert read(run) == "78"
+        assert not run.finished
+    assert [[(split["id"], split["stop"]) for split in end] for end in ends] == [[("a", 2)]]
+
+
+@pytest.mark.parametrize("first", [pieces, bounded])
+@pytest.mark.parametrize("polls", range(12))
+def test_killed_and_restored_twice_anywhere_each_record_comes_once_and_the_end_is_the_same(first, polls):
+    """FLINK-39645: the second failure may come before the restored job has switched."""
+    ends: list[SourceEnd] = []
+    new = log_of(d="ab", e="cd")
+
+    def then(end: SourceEnd) -> MemorySource:
+        ends.append(end)
+        return bounded(new, batch_size=1)
+
+    source = Hybrid(first(log_of(a="1234", b="56", c="")), then=then, boundedness=Boundedness.BOUNDED)
+    delivered, data = "", None
+    for _ in range(2):
+        with run_of(source, data, parallelism=2) as run:
+            delivered += read(run, polls)
+            data = checkpointed(run)
+            read(run, 2)  # lost with the process
+        source = Hybrid(source.stages[0], then=then, boundedness=Boundedness.BOUNDED)
+    with run_of(source, data) as run:
+        delivered += read(run)
+        assert run.finished
+    assert sorted(delivered) == sorted("123456abcd")
+    assert set(delivered[:6]) == set("123456")
+    assert {repr(end) for end in ends} == {repr(ends[0])}
+
+
+def test_a_restored_run_behind_the_switch_discovers_nothing_initially(monkeypatch):
+    new = log_of(c="34")
+    source = Hybrid(pieces(log_of(a="12")), then=partial(made, new))
+    with run_of(source) as run:
+        assert read(run) == "1234"
+        data = checkpointed(run)
+    monkeypatch.delattr(MemoryDiscovery, "initial")
+    new.create("d", "5")
+    with run_of(pickle.loads(pickle.dumps(source)), data) as run:
+        assert read(run) == "5"
+
+
+def made(log: MemoryLog, end: SourceEnd) -> MemorySource:
+    return MemorySource(log)
+
+
+def test_while_the_next_source_is_away_checkpoints_are_of_the_previous_and_it_is_tried_again(monkeypatch):
+    failures = [RetriableError("no leader")] * 2
+
+    def initial(self):
+        if failures:
+            raise failures.pop()
+        return DiscoveryResult([MemorySplit("c", 0)])
+
+    monkeypatch.setattr(MemoryDiscovery, "initial", initial)
+    now_s = [0.0]
+    with EmbeddedRun(Hybrid(pieces(log_of(a="12")), then=MemorySource(log_of(c="34"))), clock=lambda: now_s[0]) as run:
+        assert read(run) == "12"
+        data = checkpointed(run)
+        for expected in ("", "34"):
+            now_s[0] += 2.0
+            assert read(run) == expected
+    with run_of(Hybrid(pieces(log_of(a="12")), then=MemorySource(log_of(c="34"))), data) as run:
+        assert read(run) == "34"
+
+
+def test_what_a_lost_reader_had_read_of_the_previous_stage_is_read_again():
+    source = Hybrid(pieces(log_of(a="12", b="34")), then=MemorySource(log_of(c="56", d="78")))
+    with run_of(source, parallelism=2) as run:
+        delivered = read(run)
+        assert sorted(delivered) == [*"12345678"]
+        run.lose_reader(0)
+        run.start_reader(0)
+        again = read(run)
+    assert len(again) < 8
+    assert set(again) & set("1234")
+    assert set(again) & set("5678")
+
+
+def test_what_is_finished_leaves_the_checkpoints_once_its_stage_is_over():
+    source = Hybrid(bounded(log_of(a="12", b="34")), then=MemorySource(log_of(c="5")))
+    with run_of(source) as run:
+        assert read(run, 2) == "1234"
+        assert checkpointed(run).count(b'"finished":true') == 2, "or they would be found again"
+        assert read(run) == "5"
+        checkpointed(run)
+        assert (data := checkpointed(run)).count(b'"finished":true') == 0
+    with run_of(source, data) as run:
+        assert read(run) == ""
+
+
+def test_pieces_are_shared_out_a_few_at_a_time_and_then_all_splits_of_a_log_at_once():
+    driver = Driver(assignment=SharingEnumerator)
+    in_pieces = Stage(0, "files", None, in_pieces=True, is_found=True)
+    driver.send(e.SplitsDiscovered(DiscoveryResult([split(f"p{n}", 0, 1) for n in range(9)], cursor={}, stage=in_pieces)))
+    given = assigned(driver.register(0, 1))
+    assert {reader: len(splits) for reader, splits in given.items()} == {0: 4, 1: 4}
+    for reader, splits in given.items():
+        for each in splits:
+            for follows in assigned(driver.send(e.SplitFinished(reader, each.split_id))).values():
+                driver.send(e.SplitFinished(reader, follows[0].split_id))
+    assert driver.commands[-1] == e.SwitchStage(in_pieces, {}, (), e.SPLITS_AT_ONCE)
+    log = Stage(1, "kafka", {"at": 3}, in_pieces=False, is_found=False)
+    commands = driver.send(e.SplitsDiscovered(DiscoveryResult([split(f"s{n}") for n in range(20)], stage=log)))
+    assert {reader: len(splits) for reader, splits in assigned(commands).items()} == {0: 10, 1: 10}
+
+
+class Asked(MemorySource):
+    """Notes what it is asked."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        super().__init__(log, bounded=True)
+        self.asked: list[tuple[str, list[str]]] = []
+
+    def note(self, what, splits):
+        self.asked.append((what, [split.split_id for split in splits]))
+
+    def on_splits_missing(self, splits):
+        self.note("missing", splits)
+
+    def confirm_deleted(self, splits):
+        self.note("deleted", splits)
+        return frozenset({"a"})
+
+    def check_readable(self, splits):
+        self.note("readable", splits)
+
+    def splits_finished(self, splits):
+        self.note("finished", splits)
+
+    def checkpoint_completed(self, splits):
+        self.note("completed", splits)
+
+    def selects(self, split):
+        return split.split_id != "b"
+
+
+def test_each_source_is_asked_of_its_own_splits():
+    first, second = Asked(MemoryLog()), Asked(MemoryLog())
+    source = Hybrid(first, then=lambda _: second, boundedness=Boundedness.BOUNDED)
+    splits = [HybridSplit(1, {}, split("a")), HybridSplit(0, None, split("b")), HybridSplit(1, {}, split("c"))]
+    assert source.confirm_deleted(splits) == {"1:a"}
+    for ask in (source.on_splits_missing, source.check_readable, source.splits_finished, source.checkpoint_completed):
+        ask(splits)
+    assert [source.selects(each) for each in splits] == [True, False, True]
+    asked = ("deleted", "missing", "readable", "finished", "completed")
+    assert first.asked == [(what, ["b"]) for what in asked]
+    assert second.asked == [(what, ["a", "c"]) for what in asked]
+
+
+def test_a_reader_closes_that_of_the_previous_stage_when_it_has_splits_of_the_next(monkeypatch):
+    closed = []
+    monkeypatch.setattr(MemoryReader, "close", lambda self: closed.append(self._source.name))
+    source = Hybrid(pieces(log_of(a="12")), then=MemorySource(log_of(c="3")))
+    reader = HybridReader(source)
+    assert reader.poll(0.0) is None
+    reader.add_splits([HybridSplit(0, None, split("a", 0, 2))])
+    assert reader.poll(0.0).finished
+    assert (reader.poll(0.0), closed) == (None, [])
+    reader.add_splits([HybridSplit(1, {}, split("c"))])
+    batch = reader.poll(0.0)
+    assert (batch.split, closed) == (HybridSplit(1, {}, split("c", 1)), ["memory-pieces"])
+    reader.close()
+    assert closed == ["memory-pieces", "memory"]
+
+
+def test_columns_that_may_not_be_null_in_one_source_may_be_in_all_batches():
+    strict = bounded(log_of(a="1"))
+    strict.schema = pa.schema([field.with_nullable(False) for field in MemorySource.schema])
+    source = Hybrid(strict, then=MemorySource(log_of(b="2")))
+    with run_of(source) as run:
+        batches = [batch for batch in (run.poll(0.0) for _ in range(9)) if batch is not None and batch.records.num_rows]
+    assert [batch.records.schema for batch in batches] == [source.schema] * 2
+
+
+LOG = log_of(a="1")
+OTHER = bounded(LOG).with_columns(["split", "value"])
+END = {"facts": 1}
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda: Hybrid(MemorySource(LOG), then=bounded(LOG)), "stage 0, source 'memory', has no end, so that nothing can follow it"),
+    (lambda: Hybrid(bounded(LOG), then=[MemorySource(LOG), bounded(LOG)]), "stage 1, source 'memory', has no end"),
+    (lambda: Hybrid(lambda _: bounded(LOG), then=bounded(LOG)), "starts with a source, not with <function"),
+    (lambda: Hybrid(bounded(LOG), then=7), "followed by a source or a function that makes one, not by 7"),
+    (lambda: Hybrid(bounded(LOG), then=MemorySource(LOG), boundedness=Boundedness.BOUNDED), "'memory' is unbounded: leave"),
+    (lambda: Hybrid(bounded(LOG), then=OTHER).schema,
+        "column 1 is 'offset' of int64 in the first source, and 'value' of string in stage 1, source 'memory'"),
+    (lambda: Hybrid(OTHER, then=bounded(LOG)).create_discovery(), "column 1 is 'value' of string in the first source"),
+    (lambda: Hybrid(OTHER, then=bounded(LOG).with_columns(["split"])).schema, "column 1 is 'value' .* and no column in stage 1"),
+    (lambda: Hybrid(bounded(LOG), then=lambda _: OTHER).source_of(1, END), "column 1 is 'offset'"),
+    (lambda: Hybrid(bounded(LOG), then=lambda _: 7).source_of(1, END), "stage 1 of a hybrid source has given 7, and not one"),
+    (lambda: Hybrid(bounded(LOG), then=lambda _: bounded(LOG)).source_of(1, END), "give Hybrid .*boundedness=Boundedness.BOUNDED"),
+    (lambda: Hybrid(bounded(LOG), then=[lambda _: MemorySource(LOG), bounded(LOG)]).source_of(1, END), "stage 1, .* no end"),
+])  # fmt: skip
+def test_what_cannot_be_chained_is_refused_by_name(make, said):
+    with pytest.raises(UsageError, match=said):
+        make()
+
+
+def test_a_chain_of_chains_is_one_chain():
+    first, second, third = bounded(LOG), pieces(LOG), MemorySource(LOG)
+    assert Hybrid(Hybrid(first, then=second), then=third).stages == Hybrid(first, then=Hybrid(second, then=third)).stages
+    assert Hybrid(first, then=[second, third]).stages == (first, second, third)
+
+
+@pytest.mark.parametrize(("stage", "said"), [
+    ({"stage": 2}, "is in stage 2 of a hybrid source, and this one has 2 stages"),
+    ({"source": "kafka"}, "stage 1 of the state is of a 'kafka' source, and is a 'memory' source now"),
+    ({"end": None}, "has not what the previous one ended with"),
+])  # fmt: skip
+def test_a_split_of_another_chain_is_refused(stage, said):
+    source = Hybrid(bounded(LOG), then=partial(made, LOG))
+    stored = source.split_serializer.serialize(HybridSplit(1, END, split("a")))
+    with pytest.raises(StateError, match=said):
+        source.split_serializer.deserialize(1, {**stored, **stage})
+
+
+def test_a_stage_of_another_chain_is_refused_and_so_is_a_source_without_stages():
+    kafka = Stage(1, "kafka", END, in_pieces=False, is_found=True)
+    with pytest.raises(StateError, match="stage 1 of the state is of a 'kafka' source"):
+        Hybrid(bounded(LOG), then=partial(made, LOG)).create_discovery().at(kafka)
+    driver = SourceDriver(bounded(LOG), bounded(LOG).create_discovery())
+    for command in (e.DiscoverLater({}, kafka), e.SwitchStage(kafka, None, (), 1)):
+        assert re.search("of several stages, .* and memory has none", str(driver.perform(command).error))
+
+
+def test_an_end_has_what_its_source_gives_and_says_what_that_is():
+    end = pickle.loads(pickle.dumps(SourceEnd({"newest_modified_ms": 3})))
+    assert end.newest_modified_ms == 3
+    with pytest.raises(AttributeError, match="the end of this source has newest_modified_ms, and not 'newest'"):
+        _ = end.newest
+    with pytest.raises(AttributeError, match="has no facts"):
+        _ = SourceEnd({}).newest
+
+
+def test_it_is_as_bounded_as_its_last_source_and_looks_as_often_as_the_keenest():
+    log = MemorySource(LOG)
+    log.discovery_interval_s = 7.0
+    source = Hybrid(bounded(LOG), then=log)
+    assert (source.boundedness, source.discovery_interval_s) == (Boundedness.UNBOUNDED, 7.0)
+    assert (source.finite_splits, source.publishes) == (False, False)
+    assert Hybrid(bounded(LOG), then=log, discovery_interval_s=1.0).discovery_interval_s == 1.0
+    made_later = Hybrid(bounded(LOG), then=partial(made, LOG))
+    assert (made_later.boundedness, made_later.discovery_interval_s, made_later.publishes) == (
+        Boundedness.UNBOUNDED,
+        300.0,
+        True,
+    )
+    assert Hybrid(bounded(LOG), then=pieces(LOG)).finite_splits
