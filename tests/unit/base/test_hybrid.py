@@ -143,7 +143,8 @@ def test_what_is_finished_leaves_the_checkpoints_once_its_stage_is_over():
         assert checkpointed(run).count(b'"finished":true') == 2, "or they would be found again"
         assert read(run) == "5"
         checkpointed(run)
-        assert (data := checkpointed(run)).count(b'"finished":true') == 0
+        data = checkpointed(run)
+        assert data.count(b'"finished":true') == 0
     with run_of(source, data) as run:
         assert read(run) == ""
 
@@ -238,7 +239,7 @@ END = {"facts": 1}
 
 
 @pytest.mark.parametrize(("make", "said"), [
-    (lambda: Hybrid(MemorySource(LOG), then=bounded(LOG)), "stage 0, source 'memory', has no end, so that nothing can follow it"),
+    (lambda: Hybrid(MemorySource(LOG), then=bounded(LOG)), "stage 0, source 'memory', has no end, so that nothing can follow"),
     (lambda: Hybrid(bounded(LOG), then=[MemorySource(LOG), bounded(LOG)]), "stage 1, source 'memory', has no end"),
     (lambda: Hybrid(lambda _: bounded(LOG), then=bounded(LOG)), "starts with a source, not with <function"),
     (lambda: Hybrid(bounded(LOG), then=7), "followed by a source or a function that makes one, not by 7"),
@@ -246,11 +247,11 @@ END = {"facts": 1}
     (lambda: Hybrid(bounded(LOG), then=OTHER).schema,
         "column 1 is 'offset' of int64 in the first source, and 'value' of string in stage 1, source 'memory'"),
     (lambda: Hybrid(OTHER, then=bounded(LOG)).create_discovery(), "column 1 is 'value' of string in the first source"),
-    (lambda: Hybrid(OTHER, then=bounded(LOG).with_columns(["split"])).schema, "column 1 is 'value' .* and no column in stage 1"),
+    (lambda: Hybrid(OTHER, then=bounded(LOG).with_columns(["split"])).schema, "column 1 is .* and no column in stage 1"),
     (lambda: Hybrid(bounded(LOG), then=lambda _: OTHER).source_of(1, END), "column 1 is 'offset'"),
-    (lambda: Hybrid(bounded(LOG), then=lambda _: 7).source_of(1, END), "stage 1 of a hybrid source has given 7, and not one"),
-    (lambda: Hybrid(bounded(LOG), then=lambda _: bounded(LOG)).source_of(1, END), "give Hybrid .*boundedness=Boundedness.BOUNDED"),
-    (lambda: Hybrid(bounded(LOG), then=[lambda _: MemorySource(LOG), bounded(LOG)]).source_of(1, END), "stage 1, .* no end"),
+    (lambda: Hybrid(bounded(LOG), then=lambda _: 7).source_of(1, END), "1 of a hybrid source has given 7, and not one"),
+    (lambda: Hybrid(bounded(LOG), then=lambda _: bounded(LOG)).source_of(1, END), "give Hybrid .*Boundedness.BOUNDED"),
+    (lambda: Hybrid(bounded(LOG), then=[lambda _: MemorySource(LOG), bounded(LOG)]).source_of(1, END), "1, .* no end"),
 ])  # fmt: skip
 def test_what_cannot_be_chained_is_refused_by_name(make, said):
     with pytest.raises(UsageError, match=said):

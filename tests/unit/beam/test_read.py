@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import apache_beam as beam
 import pyarrow as pa
@@ -30,6 +30,7 @@ from headrace.runners.beam.flink_placement import Subtasks
 from headrace.runners.beam.read import as_dicts
 from headrace.runners.beam.reader_restriction import ReaderRestriction
 from headrace.runners.beam.split_restriction import Enumerated, Fresh
+from headrace.sources import Hybrid
 from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryPieces, MemoryReader, MemorySource, MemorySplit
 from tests.helpers.beam_rig import BeamRun, Stage, on_direct
 
@@ -128,6 +129,43 @@ def test_while_there_is_more_the_next_call_looks_at_once_whatever_the_interval(o
     run.step(0)
     assert len(run.job.reading) == 4
     assert len(run.job.enumerating[0].restriction) < 250
+
+
+@pytest.mark.parametrize("first", [MemorySource, MemoryPieces])
+def test_the_next_stage_starts_at_the_look_that_follows_the_one_that_has_found_all_of_a_stage(first):
+    """A failure leaves the enumeration in front of the switch. Behind it nothing is left of the previous stage."""
+    ends = []
+
+    def then(end):
+        ends.append(end.facts)
+        return MemorySource(new)
+
+    new = log_of(c="3")
+    source = Hybrid(first(log_of(a="1", b="2"), bounded=True), then=then)
+    driver = SourceDriver(source, source.create_discovery())
+    looks = [look(Fresh(), driver)]
+    with patch.object(MemoryDiscovery, "initial", side_effect=RetriableError("away")):
+        looks.append(look(Enumerated(looks[-1].checkpoint), driver))
+    for _ in range(2):
+        looks.append(look(Enumerated(looks[-1].checkpoint), driver))
+        new.create(f"d{len(looks)}")
+    assert [[each.split_id for each in found.added] for found in looks] == [["0:a", "0:b"], [], ["1:c"], ["1:d3"]]
+    assert [found.checkpoint.stage.number for found in looks] == [0, 0, 1, 1]
+    assert [(found.more, found.failure is None) for found in looks] == [
+        (True, True),
+        (False, False),
+        (False, True),
+        (False, True),
+    ]
+    assert [state.split.split_id for state in looks[2].checkpoint.splits] == ["1:c"]
+    assert ends == [ends[0]]
+
+
+def test_one_source_after_another_is_read_on_the_direct_runner():
+    with on_direct() as pipeline:
+        source = Hybrid(MemoryPieces(log_of(a="12", b="34"), bounded=True), then=MemorySource(log_of(c="56"), bounded=True))
+        values = pipeline | ReadFromSource(source) | beam.Map(lambda row: row["value"])
+        assert_that(values, equal_to([*"123456"]))
 
 
 def test_a_thousand_pieces_are_read_on_the_direct_runner():
