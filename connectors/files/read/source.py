@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from headrace.connectors.files.formats import FileFormat
 from headrace.connectors.files.read.columns import BadRecords, plain_schema
+from headrace.connectors.files.read.cursor import Remembered
 from headrace.connectors.files.read.discovery import FileDiscovery
 from headrace.connectors.files.read.formats import ReadFormat
 from headrace.connectors.files.read.lines import Csv
@@ -17,7 +18,7 @@ from headrace.connectors.files.read.plan import ChangedFiles, FilePlan, Order
 from headrace.connectors.files.read.reader import FileReader
 from headrace.connectors.files.read.split import FileSplit, FileSplitSerializer
 from headrace.enumerator.errors import UsageError
-from headrace.enumerator.source import Boundedness, Source
+from headrace.enumerator.source import Boundedness, JsonObject, Source
 
 FormatName = Literal["parquet", "arrow", "avro", "jsonl", "csv", "text"]
 _NO_CSV = Csv()
@@ -139,6 +140,11 @@ class FileSource(Source[FileSplit]):
     def create_reader(self) -> FileReader:
         """A reader of pieces of files."""
         return FileReader(self.plan)
+
+    def end(self, cursor: JsonObject | None, splits: Sequence[FileSplit]) -> JsonObject:
+        """{"newest_modified_ms": when the newest file was modified, None where there was none}."""
+        newest = None if cursor is None else Remembered.restored(cursor["found"]).end
+        return {"newest_modified_ms": None if newest is None else newest[0]}
 
     def splits_finished(self, splits: Sequence[FileSplit]) -> None:
         """Archive or delete the files, if that is asked for. What fails is logged, and the file stays."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
+import time
 from functools import partial
 
 import pyarrow as pa
@@ -15,7 +17,11 @@ from headrace.enumerator import events as e
 from headrace.enumerator.errors import RetriableError, StateError, UsageError
 from headrace.enumerator.source import Stage
 from headrace.enumerator.source_driver import SourceDriver
+from headrace.files import FileSource
+from headrace.formats import StringFormat
+from headrace.kafka import KafkaSource, Latest, Timestamp
 from headrace.sources import Hybrid, SourceEnd
+from headrace.testing.fake_kafka import NewRecord
 from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryPieces, MemoryReader, MemorySource, MemorySplit
 from tests.helpers.driving import Driver, assigned, log_of, split
 
@@ -308,3 +314,31 @@ def test_it_is_as_bounded_as_its_last_source_and_looks_as_often_as_the_keenest()
         True,
     )
     assert Hybrid(bounded(LOG), then=pieces(LOG)).finite_splits
+
+
+def test_files_then_the_topic_that_they_were_written_from(fake_kafka, tmp_path):
+    """The topic is read from the time of the newest file."""
+    for name, at_s in (("a.txt", 1_000), ("b.txt", 2_000)):
+        (tmp_path / name).write_text(f"{name} 1\n{name} 2\n")
+        os.utime(tmp_path / name, (at_s, at_s))
+    fake_kafka.create_topic("lines")
+    for number, at_ms in enumerate((1_000_000, 2_000_000, 3_000_000)):
+        fake_kafka.append("lines", NewRecord(value=b"topic %d" % number, timestamp_ms=at_ms))
+
+    def then(end: SourceEnd) -> KafkaSource:
+        start = Timestamp(end.newest_modified_ms + 1)
+        options = {"columns": ["value"], "value": StringFormat(), "start": start, "stop": Latest()}
+        return KafkaSource(fake_kafka.bootstrap, topics=["lines"], **options)
+
+    source = Hybrid(FileSource(str(tmp_path), format="text"), then=then, boundedness=Boundedness.BOUNDED)
+    values: list[str] = []
+    data, is_over = None, False
+    while not is_over:
+        with EmbeddedRun(source, clock=time.monotonic, checkpoint=data) as run:
+            batch = run.poll(1.0)
+            values += [] if batch is None else batch.records.column("value").to_pylist()
+            data, is_over = checkpointed(run), run.finished
+    assert values == ["a.txt 1", "a.txt 2", "b.txt 1", "b.txt 2", "topic 2"]
+    (tmp_path / "none").mkdir()
+    nothing = FileSource(str(tmp_path / "none"), format="text")
+    assert nothing.end(nothing.create_discovery().initial().cursor, []) == {"newest_modified_ms": None}
