@@ -10,6 +10,7 @@ The public names live in small modules, so that importing headrace imports no en
 - `headrace.errors`: what may be caught
 - `headrace.enumerator`: what a source implements, and the core
 - `headrace.sinks`: what a sink implements
+- `headrace.sources`: one source after another
 - `headrace.testing`: conformance kits, and sources and sinks in memory
 - `spark.read.format("headrace")` and `spark.readStream.format("headrace")` need no import at all
 """

@@ -4,9 +4,10 @@ from collections import deque
 
 import pytest
 
-from headrace.enumerator import Boundedness, EagerEnumerator, EmbeddedRun, LazyEnumerator
+from headrace.enumerator import Boundedness, DiscoveryResult, EagerEnumerator, EmbeddedRun, LazyEnumerator
 from headrace.enumerator import events as e
 from headrace.enumerator.errors import ProtocolViolationError
+from headrace.enumerator.source import Stage
 from headrace.testing.memory import MemoryReader, MemorySource
 from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, log_of, only, reading, split
 from tests.simulation.bugs import core
@@ -142,6 +143,20 @@ def test_flink_39645_a_second_failure_right_after_a_restore_loses_nothing():
     """Of a hybrid source, whose second part was empty in a checkpoint between the restore and the switch."""
     states = (reading("a", 4), finished("b", 2))
     assert Driver(Driver(checkpoint_of(*states)).checkpoint(8)).checkpoint(9).splits == states
+    first = Stage(0, "files", None, in_pieces=False, is_found=True)
+    read = checkpoint_of(finished("a", 4), finished("b", 2), stage=first)
+    switch = e.SwitchStage(first, None, (split("a", 4, 4), split("b", 2, 2)), e.SPLITS_AT_ONCE)
+    for number in (8, 9):
+        driver = Driver(read)
+        assert only(driver.commands, e.SwitchStage) == [switch]
+        read = driver.checkpoint(number)
+        assert (read.splits, read.stage) == ((finished("a", 4), finished("b", 2)), first)
+    second = Stage(1, "kafka", {"at": 4}, in_pieces=False, is_found=False)
+    driver.send(e.SplitsDiscovered(DiscoveryResult([split("c")], stage=second)))
+    driver.send(e.CheckpointCompleted(9))
+    restored = Driver(driver.checkpoint(10))
+    assert only(restored.commands, e.SwitchStage) == []
+    assert [command.stage for command in only(restored.commands, e.DiscoverLater)] == [second]
 
 
 def test_flink_28303_latest_of_an_empty_split_is_resolved_once():
