@@ -6,17 +6,21 @@ read whole where they have an end (`Source.finite_splits`), and else as far as e
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from headrace.connectors.base.hybrid import HybridSource
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import Boundedness, LogSource, Source
 from headrace.runners.restarts import duration_s
 from headrace.runners.spark.log_offsets import SplitOffsets
+from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.pipeline import StreamRead, read_frame
 from headrace.runners.spark.split_stream import SplitRead, checkpoint_of
 from headrace.runners.spark.split_tasks import TaskLimits
+from headrace.runners.spark.staged import StagedRead
 from headrace.runners.spark.version import require_pyspark
 from headrace.spark.kafka_options import SOURCE_OPTIONS
 from headrace.spark.kafka_read import kafka_log_read, log_read
@@ -56,6 +60,11 @@ OPEN_OPTIONS = _table(
     ),
 )
 
+HYBRID_OPTIONS = _table(
+    [name for name in _OF_KAFKA if name != "startFromSavepoint"],
+    *(option for table in (FINITE_OPTIONS, OPEN_OPTIONS) for option in table if option.name != "startFromSavepoint"),
+)
+
 
 def read_stream(
     spark: SparkSession,
@@ -66,14 +75,13 @@ def read_stream(
 ) -> DataFrame:
     """A streaming frame of any source, with its columns; exactly once with headrace's sinks. Call it in the driver.
 
-    `checkpointLocation`: the query's own, as given to `writeStream`. It is needed unless the source is a `LogSource` or
-    has `finite_splits`: tasks record there how far they have read. A task of such splits keeps
-    what it reads in memory until then.
+    `checkpointLocation`: the query's own, as given to `writeStream`. It is needed unless the source is a `LogSource` or has
+    `finite_splits`: tasks record there how far they have read. A task of such splits keeps what it reads in memory until then.
 
     `options` bound a batch. Of a log: those of `Pipeline.start_on_spark`. Of finite splits, such as files:
     `maxSplitsPerTrigger` (1000) and `maxBytesPerTrigger`. Of others: `maxRecordsPerTrigger` (1000000), `maxBytesPerTrigger`
-    (256 MiB) and `maxTriggerDuration` (10s). Of all: `startFromSavepoint`. New splits are looked for every
-    `Source.discovery_interval_s`, without one when the query starts.
+    (256 MiB) and `maxTriggerDuration` (10s). Of all but a `Hybrid`, whose stages take their own: `startFromSavepoint`. New
+    splits are looked for every `Source.discovery_interval_s`, without one when the query starts.
 
     Raises UsageError, which names it, for an option, a type of a column that Spark does not have, or a source that cannot be
     pickled.
@@ -87,19 +95,51 @@ def read_stream(
 def stream_read(source: Source[Any], checkpoint: str | None, options: Mapping[str, object]) -> StreamRead:
     """How Spark reads it. Does no I/O. Raises UsageError naming the option at fault."""
     written = {name: _text(value) for name, value in options.items()}
+    if isinstance(source, HybridSource):
+        return _staged_read(source, checkpoint, written)
+    return _read_of(source, checkpoint, written)
+
+
+def _staged_read(source: HybridSource, checkpoint: str | None, written: Mapping[str, str]) -> StagedRead:
+    """Each stage takes the options that are of its kind. Those that are known when the query starts are checked then."""
+    HYBRID_OPTIONS.parse(written)
+    last = len(source.stages) - 1
+    for number, stage in enumerate(source.stages):
+        if isinstance(stage, LogSource) and number < last:
+            raise UsageError(
+                f"stage {number}, source {stage.name!r}, is a log: a streaming query of one has no end, so on Spark it can "
+                "only be the last"
+            )
+        if isinstance(stage, Source):
+            _read_of_stage(checkpoint, written, stage)
+    return StagedRead(source=source, read_of=functools.partial(_read_of_stage, checkpoint, dict(written)))
+
+
+def _read_of_stage(checkpoint: str | None, written: Mapping[str, str], source: Source[Any]) -> LogRead[Any] | SplitRead[Any]:
+    known = {option.name.lower() for option in _options_of(source)}
+    return _read_of(source, checkpoint, {name: value for name, value in written.items() if name.lower() in known})
+
+
+def _options_of(source: Source[Any]) -> OptionTable:
     if isinstance(source, KafkaSource):
-        given, _ = KAFKA_OPTIONS.parse(written)
+        return KAFKA_OPTIONS
+    if isinstance(source, LogSource):
+        return LOG_OPTIONS
+    return FINITE_OPTIONS if source.finite_splits else OPEN_OPTIONS
+
+
+def _read_of(source: Source[Any], checkpoint: str | None, written: Mapping[str, str]) -> LogRead[Any] | SplitRead[Any]:
+    given, _ = _options_of(source).parse(written)
+    if isinstance(source, KafkaSource):
         _check_kafka(source)
         return kafka_log_read(source, tuple(source.schema.names), given)
     if isinstance(source, LogSource):
-        given, _ = LOG_OPTIONS.parse(written)
         _check_endless(source)
         return log_read(source, SplitOffsets(source), tuple(source.schema.names), given)
-    return _split_read(source, checkpoint, written)
+    return _split_read(source, checkpoint, given)
 
 
-def _split_read(source: Source[Any], checkpoint: str | None, written: Mapping[str, str]) -> SplitRead[Any]:
-    given, _ = (FINITE_OPTIONS if source.finite_splits else OPEN_OPTIONS).parse(written)
+def _split_read(source: Source[Any], checkpoint: str | None, given: Mapping[str, Any]) -> SplitRead[Any]:
     savepoint, most_bytes = given.get("startFromSavepoint"), given.get("maxBytesPerTrigger")
     if source.finite_splits:
         most = given.get("maxSplitsPerTrigger", SplitRead.most_splits)

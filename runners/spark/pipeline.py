@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -27,6 +27,7 @@ from headrace.runners.spark.readers import StreamReader
 from headrace.runners.spark.session import PIPELINES, told_parallelism_of
 from headrace.runners.spark.split_readers import SplitStreamReader
 from headrace.runners.spark.split_stream import SplitRead
+from headrace.runners.spark.staged import StagedRead, StagedStreamReader
 from headrace.runners.spark.writers import StreamWriter
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 Transformed = Callable[[pa.RecordBatch], Iterable[pa.RecordBatch]]  # what is to be written of a batch of the source's
 
 
-StreamRead = LogRead[Any] | SplitRead[Any]
+StreamRead = LogRead[Any] | SplitRead[Any] | StagedRead
 
 
 @dataclass(frozen=True)
@@ -103,14 +104,21 @@ class PipelineSourceFormat(PickledFormat):
     def schema(self) -> StructType:
         return spark_types(self._read().source)
 
-    def streamReader(self, schema: StructType) -> PipelineReader | SplitStreamReader[Any]:  # noqa: N802 - Spark's name
-        read = self._read()
-        if isinstance(read, LogRead):
-            return PipelineReader(read, schema)
-        return SplitStreamReader(read, to_arrow_schema(schema, timezone="UTC"))
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        return _stream_reader(self._read(), schema)
 
     def _read(self) -> StreamRead:
         return cast("StreamRead", loaded(self.PICKLED))
+
+
+def _stream_reader(read: StreamRead, schema: StructType) -> DataSourceStreamReader:
+    match read:
+        case LogRead():
+            return PipelineReader(read, schema)
+        case SplitRead():
+            return SplitStreamReader(read, to_arrow_schema(schema, timezone="UTC"))
+        case StagedRead():
+            return StagedStreamReader(read, schema, _stream_reader)
 
 
 class PipelineReader(StreamReader[Any]):

@@ -16,6 +16,7 @@ from headrace.runners.spark.bounded import converted, loaded, pickled
 from headrace.runners.spark.planning import told_parallelism
 from headrace.runners.spark.readers import offset_of, text_of
 from headrace.runners.spark.reports import QUERY_ID, report
+from headrace.runners.spark.split_state import Unread
 from headrace.runners.spark.split_stream import PlannedTask, SplitPlanner, SplitRead
 from headrace.runners.spark.tasks import read_splits, well_sized
 
@@ -77,6 +78,10 @@ class SplitStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Gen
             source = self._job.source
             return read_splits(source, task.splits, source.schema.names, self._job.stall_s)
         return well_sized(self._job.open_task(task).read())
+
+    def ended(self, start: dict[str, Any]) -> Unread[SplitT] | None:
+        """As the planner's. Driver."""
+        return self._planner.ended(text_of(start))
 
     def commit(self, end: dict[str, Any]) -> None:
         """The batch that ends here is committed. Driver, while the next batch is made."""

@@ -38,7 +38,7 @@ class SplitRead(Generic[SplitT]):
     `checkpoint`: the query's, where tasks record how far they have read; None for a source of finite splits. `most_splits` and
     `most_bytes` bound a batch of finite splits, `limits` one of others. `parallelism`: how many tasks run at once, if known.
     A task that gets nothing for `stall_s` seconds fails. `savepoint`: path or URI of a savepoint of a run with which a query
-    without a checkpoint starts.
+    without a checkpoint starts. `keeps_finished`: another source follows, which may ask what this one has ended with.
     """
 
     source: Source[SplitT]
@@ -49,6 +49,7 @@ class SplitRead(Generic[SplitT]):
     parallelism: int | None = None
     stall_s: float = 600.0
     savepoint: str | None = None
+    keeps_finished: bool = False
 
     def open_task(self, task: PlannedTask[SplitT]) -> OpenTask[SplitT]:
         """A task of splits without an end, to be read. Worker process."""
@@ -137,6 +138,12 @@ class SplitPlanner(Generic[SplitT]):
         wait_s = min(self._wait_s, self._read.limits.seconds)
         return [PlannedTask(splits, len(names), name, wait_s) for splits, name in zip(reading.tasks, names, strict=True)]
 
+    def ended(self, start: str) -> Unread[SplitT] | None:
+        """What the source has ended with, where nothing is left to read behind `start`; None otherwise."""
+        before = self._format.from_json(start)
+        over = None if before is None else self._over(before)
+        return over if over is not None and over.exhausted and not over.unread and not over.more else None
+
     def committed(self, end: str) -> None:
         """The batch is in Spark's commit log: its positions may be published, and what it has finished is done with."""
         reading = self._format.from_json(end)
@@ -203,7 +210,7 @@ class SplitPlanner(Generic[SplitT]):
 
     def _remembered(self, reading: SplitReading[SplitT], finished: Sequence[SplitT]) -> tuple[SplitT, ...]:
         """Finished splits are remembered only for a discovery that would find them again."""
-        if reading.exhausted or isinstance(self._discovery, IncrementalDiscovery):
+        if isinstance(self._discovery, IncrementalDiscovery) or (reading.exhausted and not self._read.keeps_finished):
             return ()
         return (*reading.finished, *finished)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections import Counter
@@ -25,8 +26,9 @@ from headrace.enumerator.events import DiscoverAfter, DiscoverInitial
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import ResumedDiscovery, ResumedLogDiscovery, resumed, resumed_discovery
 from headrace.enumerator.source_driver import SourceDriver
+from headrace.files import FileSource
 from headrace.formats import JsonFormat
-from headrace.kafka import AtLeastOnceKafkaSink, DeadLetters, KafkaSink, KafkaSource, KafkaSplit, Latest
+from headrace.kafka import AtLeastOnceKafkaSink, DeadLetters, KafkaSink, KafkaSource, KafkaSplit, Latest, Timestamp
 from headrace.run import Pipeline
 from headrace.runners.beam.coders import EnumerationFormat, ReaderFormat
 from headrace.runners.beam.event_time import SplitWatermark
@@ -34,7 +36,9 @@ from headrace.runners.beam.split_restriction import Enumerated
 from headrace.runners.local.savepoints import Savepoint
 from headrace.runners.spark import writers
 from headrace.sinks import FunctionSink
+from headrace.sources import Hybrid
 from headrace.testing import FakeKafka, MemoryLog, MemoryPieces, MemorySource, MemorySplit
+from headrace.testing.fake_kafka.state.logs.batches import NewRecord
 from tests.helpers import run_jobs
 from tests.helpers.beam_rig import on_direct
 from tests.helpers.driving import log_of
@@ -76,6 +80,11 @@ def copying(kafka, transform=run_jobs.narrow, sink=None, **source):
 
 def _values(batch):
     return pa.RecordBatch.from_pydict({"value": batch.column("value").cast(pa.binary())})
+
+
+def _topic_from(bootstrap, end):
+    start = Timestamp(end.newest_modified_ms + 1)
+    return KafkaSource(bootstrap, topics=["in"], columns=["value"], start=start)
 
 
 def savepoint_of(kafka, path, offsets, serializer=None, topic="in"):
@@ -193,6 +202,30 @@ class TestOnSpark:
                 checkpoint = str(tmp_path / source.name)
                 pipeline.start_on_spark(spark, checkpointLocation=checkpoint).processAllAvailable()
         assert sorted(record.value for record in kafka.records("out")) == [b"feed or pile", b"feed or pile", b"log"]
+
+    def test_one_source_follows_another(self, kafka, spark, tmp_path):
+        """Files, then the topic from the time of the newest one on; the second query continues behind the switch."""
+        (tmp_path / "files").mkdir()
+        for name in ("a", "b", "c"):
+            (tmp_path / "files" / name).write_text(f"{name}1\n{name}2\n")
+            os.utime(tmp_path / "files" / name, (1000.0, 1000.0))
+        for ms in (999_000, 1_000_001, 1_000_002):
+            kafka.append("in", NewRecord(b"%d" % ms, timestamp_ms=ms))
+        lines = FileSource(str(tmp_path / "files"), format="text", schema=pa.schema([("value", pa.binary())]))
+        topic = partial(_topic_from, kafka.bootstrap)
+        pipeline = Pipeline(Hybrid(lines, then=topic), KafkaSink(kafka.bootstrap, topic="out"))
+        for _ in range(2):
+            query = pipeline.start_on_spark(spark, checkpointLocation=str(tmp_path / "checkpoint"), maxSplitsPerTrigger=2)
+            query.processAllAvailable()
+            kafka.append("in", NewRecord(b"new", timestamp_ms=1_000_003))
+        values = Counter(record.value.decode() for record in kafka.records("out"))
+        assert values == Counter(["a1", "a2", "b1", "b2", "c1", "c2", "1000001", "1000002", "new"])
+
+    def test_a_log_that_another_source_follows_is_refused(self, spark, tmp_path):
+        memory = MemorySource(MemoryLog(), bounded=True)
+        pipeline = Pipeline(Hybrid(memory, then=MemorySource(MemoryLog())), KafkaSink("x:1", topic="out"))
+        with pytest.raises(UsageError, match="stage 0, source 'memory', is a log"):
+            pipeline.start_on_spark(spark, checkpointLocation=str(tmp_path))
 
     @pytest.mark.parametrize(
         ("source", "message"),

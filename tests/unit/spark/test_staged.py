@@ -1,0 +1,143 @@
+"""One source after another as a stream of Spark: the switch is made once, whatever is run again and by whichever driver."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from headrace.enumerator.errors import StateError
+from headrace.enumerator.source import Boundedness, DiscoveryResult, IncrementalDiscovery, JsonObject
+from headrace.runners.spark.bounded import spark_types
+from headrace.runners.spark.pipeline import _stream_reader
+from headrace.runners.spark.split_stream import SplitRead
+from headrace.runners.spark.staged import StagedRead, StagedStreamReader
+from headrace.sources import Hybrid, SourceEnd
+from tests.helpers.split_sources import Feed, Piece, Pile, PileDiscovery, Shelf
+
+HISTORY, TOPIC = Shelf(), Shelf()
+
+
+class History(Pile):
+    """A pile that ends. What it reads, and what `Topic` reads, is the process's, as readers travel by pickle."""
+
+    boundedness = Boundedness.BOUNDED
+
+    def create_discovery(self) -> IncrementalDiscovery[Piece]:
+        return HistoryDiscovery(HISTORY)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return History, (HISTORY,)
+
+
+class HistoryDiscovery(PileDiscovery):
+    def after(self, cursor: JsonObject | None, limit: int) -> DiscoveryResult[Piece]:
+        found = super().after(cursor, limit)
+        return replace(found, complete=not found.more)
+
+
+class Topic(Feed):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Topic, (TOPIC,)
+
+
+def topic_after(asked: list[int], end: SourceEnd) -> Topic:
+    asked.append(end.cursor["found"])
+    return Topic(TOPIC)
+
+
+@pytest.fixture
+def asked() -> Iterator[list[int]]:
+    yield []
+    for shelf in (HISTORY, TOPIC):
+        shelf.__init__()  # type: ignore[misc]  # empty again
+
+
+class Query:
+    """As Spark leads it: offsets are stored, and readers are pickled."""
+
+    def __init__(self, asked: list[int], checkpoint: Path) -> None:
+        source = Hybrid(History(HISTORY), then=partial(topic_after, asked))
+        read_of = partial(_read_of, str(checkpoint))
+        self._read = StagedRead(source=source, read_of=read_of)
+        self.restart()
+        self.offsets = [self.reader.initialOffset()]
+
+    def restart(self) -> None:
+        self.reader = StagedStreamReader(self._read, spark_types(self._read.source), _stream_reader)
+
+    def plan(self) -> bool:
+        end = self.reader.latestOffset(self.offsets[-1], ReadAllAvailable())
+        if end == self.offsets[-1]:
+            return False
+        self.offsets.append(end)
+        return True
+
+    def run(self) -> list[str]:
+        worker = pickle.loads(pickle.dumps(self.reader))
+        partitions = self.reader.partitions(self.offsets[-2], self.offsets[-1])
+        return sorted(v for task in partitions for batch in worker.read(task) for v in batch.column(0).to_pylist())
+
+
+def _read_of(checkpoint: str, source: Any) -> SplitRead[Piece]:
+    return SplitRead(source=source, checkpoint=checkpoint, most_splits=2)
+
+
+@pytest.fixture
+def query(asked: list[int], tmp_path: Path) -> Query:
+    for name in ("1", "2", "3"):
+        HISTORY.add(name, name)
+    TOPIC.add("t", "t0")
+    return Query(asked, tmp_path)
+
+
+def test_each_record_is_read_once_in_the_order_of_the_stages(query: Query, asked: list[int]) -> None:
+    batches = []
+    while query.plan():
+        batches.append(query.run())
+        query.restart()
+    assert batches == [["1", "2"], ["3"], ["t0"]]
+    assert set(asked) == {3}
+    TOPIC.add("t", "t1")
+    assert query.plan()
+    assert query.run() == ["t1"]
+
+
+def test_a_switch_that_was_not_stored_is_made_again_from_the_same_end(query: Query) -> None:
+    for _ in range(2):
+        query.plan()
+        query.run()
+    query.plan()
+    del query.offsets[-1]
+    query.restart()
+    query.plan()
+    assert query.run() == ["t0"]
+
+
+def test_the_first_batch_behind_the_switch_is_run_again_as_it_was(query: Query) -> None:
+    for _ in range(3):
+        query.plan()
+        rows = query.run()
+    TOPIC.add("t", "t1")
+    TOPIC.add("u", "u0")
+    query.restart()
+    assert query.run() == rows == ["t0"]
+    query.plan()
+    assert query.run() == ["t1", "u0"]
+
+
+def test_no_switch_before_the_last_batch_of_a_stage(query: Query) -> None:
+    query.plan()
+    query.plan()
+    assert not TOPIC.looks
+
+
+def test_an_offset_of_another_kind_of_source_is_refused(query: Query) -> None:
+    with pytest.raises(StateError, match="the query's checkpoint: the offset of a batch cannot be read"):
+        query.reader.latestOffset({"t": {"0": 1}}, ReadAllAvailable())
