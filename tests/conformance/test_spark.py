@@ -17,10 +17,11 @@ pytest.importorskip("apache_beam", reason="needs headrace[beam]")
 
 from headrace.enumerator import Boundedness, Source
 from headrace.files import FileSource
-from headrace.testing import ExternalContext, SparkSourceConformance
+from headrace.testing import ExternalContext, MemoryPieces, SparkSourceConformance
 from tests.conformance import test_files as files
 from tests.conformance.test_beam_sources import TextContext
-from tests.conformance.test_memory import MemoryContext
+from tests.conformance.test_kafka import PartitionPerSplit
+from tests.conformance.test_memory import NOTHING, HybridContext, MemoryContext, PiecesContext
 from tests.helpers.page_connector import write_lines_module
 from tests.helpers.spark_tools import start_session, stop_session
 
@@ -62,6 +63,24 @@ class TestMemory(OnSpark):
 
     def create_external_context(self) -> ExternalContext:
         return ServedLog()
+
+
+class ServedPieces(PiecesContext):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log.serve()
+
+    def create_source(self, boundedness: Boundedness) -> MemoryPieces:
+        source = super().create_source(boundedness)
+        source.discovery_interval_s = 0.2
+        return source
+
+
+class TestPieces(OnSpark):
+    """Finite splits, found by a cursor."""
+
+    def create_external_context(self) -> ExternalContext:
+        return ServedPieces()
 
 
 class Folder(ExternalContext):
@@ -111,6 +130,32 @@ class TestFiles(OnSpark):
 
     def create_external_context(self) -> ExternalContext:
         return TextFiles()
+
+
+@pytest.mark.broker
+class TestKafka(OnSpark):
+    """Ranges of offsets of a real topic."""
+
+    @pytest.fixture(autouse=True)
+    def reach(self, broker: Any) -> None:
+        self.bootstrap = broker.bootstrap
+
+    def create_external_context(self) -> ExternalContext:
+        return PartitionPerSplit(self.bootstrap)
+
+
+class ServedHybrid(HybridContext):
+    def __init__(self) -> None:
+        super().__init__()
+        for log in (self.log, self.new, NOTHING):
+            log.serve()
+
+
+class TestHybrid(OnSpark):
+    """Finite splits, then a log."""
+
+    def create_external_context(self) -> ExternalContext:
+        return ServedHybrid()
 
 
 class TestBeamText(OnSpark):
