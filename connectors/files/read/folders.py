@@ -29,6 +29,7 @@ _AWAY = (errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.E
 """What a folder that is mounted from another machine answers while that is away."""
 _REFUSED = re.compile(r"Credential|ACCESS_DENIED|AccessDenied|Forbidden")
 """What clients of stores say where no right is, in names of errors or in texts."""
+_ITSELF = "./"
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 """Where fsspec's filesystems have the time of a file."""
 
@@ -86,6 +87,11 @@ def open_folder(path: str, options: Mapping[str, Any], filesystem: Any) -> Folde
         raise UsageError(f"{path}: {error}") from error
 
 
+def _itself(path: str) -> str:
+    """The path below itself of a file that is given in place of a folder: no other path starts so."""
+    return _ITSELF + path.rsplit("/", 1)[-1]
+
+
 def is_hidden(name: str) -> bool:
     """Whether readers of a folder ignore what has this name: it is temporary, or no data."""
     return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
@@ -100,7 +106,7 @@ class _LocalFolder(Folder):
     def list_files(self, skipped: Collection[int]) -> list[FoundFile]:
         with _translated(self._root, _of_the_system):
             if not os.path.isdir(self._root):
-                found = self.find("")
+                found = self.find(_itself(self._root))
                 return [found] if found.size and hash(found) not in skipped else []
             return self._listed(skipped)
 
@@ -134,13 +140,13 @@ class _LocalFolder(Folder):
                     if error.errno in (errno.ENOENT, errno.ELOOP):  # removed just now, or a link to nothing
                         continue
                     raise
-                file = (prefix + entry.name, status.st_size, status.st_mtime_ns)
-                if hash(file) in skipped or is_hidden(entry.name):
+                if hash((prefix + entry.name, status.st_size, status.st_mtime_ns)) in skipped or is_hidden(entry.name):
                     continue
+                file = FoundFile(prefix + entry.name, status.st_size, status.st_mtime_ns)
                 if stat.S_ISDIR(status.st_mode):
-                    (links if entry.is_symlink() else folders).append(file[0])
+                    (links if entry.is_symlink() else folders).append(file.path)
                 elif status.st_size and stat.S_ISREG(status.st_mode):
-                    found.append(FoundFile(*file))
+                    found.append(file)
 
     def find(self, path: str) -> FoundFile:
         with _translated(self._path(path), _of_the_system):
@@ -156,13 +162,13 @@ class _LocalFolder(Folder):
             os.unlink(self._path(path))
 
     def move(self, path: str, folder: str) -> None:
-        target = os.path.join(folder, path or os.path.basename(self._root))
+        target = os.path.normpath(os.path.join(folder, path))
         with _translated(self._path(path), _of_the_system):
             os.makedirs(os.path.dirname(target), exist_ok=True)
             shutil.move(self._path(path), target)
 
     def _path(self, path: str) -> str:
-        return os.path.join(self._root, path) if path else self._root
+        return self._root if path.startswith(_ITSELF) else os.path.join(self._root, path)
 
 
 class _RemoteFolder(Folder):
@@ -181,15 +187,21 @@ class _RemoteFolder(Folder):
             return pa.PythonFile(_StoreFile(self._open(full), full), mode="r")
 
     def _path(self, path: str) -> str:
-        return f"{self._root}/{path}" if path else self._root
+        return self._root if path.startswith(_ITSELF) else f"{self._root}/{path}"
 
     def _relative(self, full: str) -> str:
-        return full.removeprefix(self._root).lstrip("/")
+        return full.removeprefix(self._root).lstrip("/") or _itself(full)
+
+    @staticmethod
+    def _below(folder: str, path: str) -> str:
+        return f"{folder}/{path.removeprefix(_ITSELF)}"
 
     def _chosen(self, files: Iterator[FoundFile], skipped: Collection[int]) -> list[FoundFile]:
-        return [
-            file for file in files if file.size and hash(file) not in skipped and not any(map(is_hidden, file.path.split("/")))
-        ]
+        return [file for file in files if file.size and hash(file) not in skipped and not self._hides(file.path)]
+
+    @staticmethod
+    def _hides(path: str) -> bool:
+        return not path.startswith(_ITSELF) and any(map(is_hidden, path.split("/")))
 
 
 class _FsspecFolder(_RemoteFolder):
@@ -225,7 +237,7 @@ class _FsspecFolder(_RemoteFolder):
             self._filesystem.rm_file(self._path(path))
 
     def move(self, path: str, folder: str) -> None:
-        target = f"{self._filesystem._strip_protocol(folder)}/{path or self._root.rsplit('/', 1)[-1]}"
+        target = self._below(self._filesystem._strip_protocol(folder), path)
         with _translated(self._path(path), _of_a_store):
             with suppress(Exception):  # a store without folders
                 self._filesystem.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
@@ -265,7 +277,7 @@ class _ArrowFolder(_RemoteFolder):
             self._filesystem.delete_file(self._path(path))
 
     def move(self, path: str, folder: str) -> None:
-        target = f"{folder}/{path or self._root.rsplit('/', 1)[-1]}"
+        target = self._below(folder, path)
         with _translated(self._path(path), _of_a_store):
             self._filesystem.create_dir(target.rsplit("/", 1)[0])
             self._filesystem.move(self._path(path), target)

@@ -163,7 +163,7 @@ class FilePlan:
 
     def can_cut(self, path: str) -> bool:
         """Whether a file is read in pieces: one that is removed afterwards is not, as then it is finished at once."""
-        return self.after_read is None and self.format.can_cut(path or self.path)
+        return self.after_read is None and self.format.can_cut(path)
 
     def folder(self) -> Folder:
         """The files."""

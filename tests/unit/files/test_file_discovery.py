@@ -325,6 +325,13 @@ def test_a_file_that_cannot_be_archived_stays(tmp_path, caplog):
     assert "1 was read, and stays where it is: " in caplog.text
 
 
+def test_a_single_file_is_archived(tmp_path):
+    write(tmp_path / "_1", NOW_S)
+    assert run_to_end(source_of(tmp_path / "_1", watch=False, after_read=f"archive:{tmp_path / 'done'}"))[0] == ["x"]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["_1"]
+    assert (tmp_path / "done" / "_1").exists()
+
+
 def test_a_store_archives(tmp_path):
     memory = pytest.importorskip("fsspec").filesystem("memory")
     root = f"memory://{uuid4().hex}"
@@ -332,6 +339,9 @@ def test_a_store_archives(tmp_path):
     source = FileSource(f"{root}/in", format="text", after_read=f"archive:{root}/done")
     assert run_to_end(source)[0] == ["x"]
     assert [path.removeprefix(root.removeprefix("memory:/")) for path in memory.find(root)] == ["/done/a/1"]
+    again = FileSource(f"{root}/done/a/1", format="text", after_read=f"archive:{root}/old")
+    assert run_to_end(again)[0] == ["x"]
+    assert memory.exists(f"{root}/old/1")
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------------

@@ -110,9 +110,10 @@ def test_packed_files_are_unpacked_and_not_cut(tmp_path, name, pack):
             packed.write(CSV.encode())
     else:
         (tmp_path / name).write_bytes(b"".join(map(pack, halves)))
-    source = FileSource(str(tmp_path), format="csv", split_bytes=20)
-    assert len(found(source)[0]) == 1
-    assert rows(source) == ROWS
+    for path in (tmp_path, tmp_path / name):
+        source = FileSource(str(path), format="csv", split_bytes=20)
+        assert len(found(source)[0]) == 1
+        assert rows(source) == ROWS
 
 
 def test_csv_is_read_as_it_is_described(tmp_path):
@@ -391,6 +392,10 @@ def test_a_store_of_fsspec(tmp_path):
     folder = memory_folder(a=(tmp_path / "a").read_bytes(), _b=b"x", c=b"")
     assert rows(FileSource(folder)) == ROWS
     assert rows(FileSource(f"{folder}/a")) == ROWS
+    folder = memory_folder(**{"a.csv.gz": gzip.compress(CSV.encode())})
+    packed = FileSource(f"{folder}/a.csv.gz", format="csv", split_bytes=9)
+    assert rows(packed) == ROWS
+    assert rows(packed.with_columns(["_metadata"]))[0]["path"] == "./a.csv.gz"
     assert rows(FileSource(memory_folder(a=CSV.encode()), format="csv", split_bytes=9)) == ROWS
 
 
