@@ -9,6 +9,22 @@ import pyarrow as pa
 
 from headrace.enumerator.errors import HeadraceError, PeerError, UsageError
 
+_OF_VALUES = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, UnicodeError)
+"""What Arrow raises for values that a destination cannot hold: they never will be others."""
+
+
+def check_values(rows: pa.RecordBatch, where: str) -> None:
+    """Raise UsageError naming a column with a value that its type does not have, such as a text that is not UTF-8.
+
+    Arrow looks at values only where it is asked to, and engines cast any bytes to text. Other readers refuse the whole file, or
+    table, in which such a value is.
+    """
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise UsageError(f"{where}: column {name!r} has a value that is not of the type {column.type}: {error}") from error
+
 
 class AllOrNothing:
     """Of one transaction, used by its thread."""
@@ -32,13 +48,14 @@ class AllOrNothing:
     def steps(self) -> Iterator[None]:
         """Steps after which all is there. After an error in them it is aborted: rows may be missing.
 
-        Raises PeerError for what the store refuses.
+        Raises UsageError for values that cannot be written, PeerError for what the store refuses.
         """
         try:
             yield
         except BaseException as error:
             self._failed = True
             self._abort()
-            if isinstance(error, (OSError, pa.ArrowException)) and not isinstance(error, HeadraceError):
-                raise PeerError(f"{self._where}: cannot write {self._name}: {error}") from error
-            raise
+            if isinstance(error, HeadraceError) or not isinstance(error, (OSError, pa.ArrowException, *_OF_VALUES)):
+                raise
+            kind = UsageError if isinstance(error, _OF_VALUES) else PeerError
+            raise kind(f"{self._where}: cannot write {self._name}: {error}") from error

@@ -24,9 +24,9 @@ class FileFormat(Enum):
 
 
 def has_codec(name: str) -> bool:
-    """Whether this pyarrow has this compression."""
+    """Whether this pyarrow has this compression for Parquet, which has no bz2."""
     try:
-        return bool(pa.Codec.is_available(name))
+        return bool(pa.Codec.is_available(name)) and name.lower() != "bz2"
     except (pa.ArrowException, ValueError):  # a name that it has never heard of
         return False
 
@@ -98,7 +98,7 @@ class _ParquetWriter(RowWriter):
         """Whether pyarrow has a Parquet type for it, found out without touching the file."""
         try:
             pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
-        except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
             raise UsageError(f"column {field.name!r}: Parquet has no type for {field.type}: {error}") from error
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from headrace.connectors.base.capabilities import EpochRecord, WriterCommit
 from headrace.connectors.base.commit_list import CommitListSerializer
-from headrace.connectors.base.guard import AllOrNothing
+from headrace.connectors.base.guard import AllOrNothing, check_values
 from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome, RecordedEpoch, Transaction, TwoPhaseSink
 from headrace.connectors.files.formats import FileFormat, RowWriter, create_writer, has_codec
@@ -149,6 +149,7 @@ class FileTransaction(Transaction[FileHandle]):
         if not batch.num_rows:
             return
         with self._whole.steps():
+            check_values(batch, self._sink.path)
             if self._file is None:
                 self._store.make_folder(f"{WORK}/{self._attempt.job}")
                 self._file = self._store.open(self._name)

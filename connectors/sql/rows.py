@@ -10,7 +10,7 @@ import pyarrow as pa
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from headrace.connectors.base.guard import AllOrNothing
+from headrace.connectors.base.guard import AllOrNothing, check_values
 from headrace.connectors.base.sink import Transaction
 from headrace.connectors.sql.arrow import Field, normalised
 from headrace.connectors.sql.errors import translated
@@ -52,6 +52,7 @@ class RowTransaction(Transaction[SqlHandle]):
         elif not batch.schema.equals(self._schema):
             raise UsageError(f"the rows for table {self._table.name!r} have changed from {self._schema} to {batch.schema}")
         with self._whole.steps():
+            check_values(batch, f"table {self._table.name!r}")
             for start in range(0, batch.num_rows, _CHUNK_ROWS):
                 chunk = batch.slice(start, _CHUNK_ROWS)
                 columns = [normalised(array, field) for array, field in zip(chunk.columns, self._fields, strict=True)]

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.connectors.base.guard import AllOrNothing
+from headrace.connectors.base.guard import AllOrNothing, check_values
 from headrace.connectors.base.sink import Attempt, Transaction
 from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.handles import DataFile, TableHandle, place_of
@@ -51,6 +51,7 @@ class TableTransaction(Transaction[TableHandle]):
         """Add rows. Raises UsageError for a batch whose columns are not those of the first one, in whatever order."""
         self._whole.check()
         with self._whole.steps():
+            check_values(batch, self._where)
             if self._changes is None:
                 self._write(batch, partial(fitted, batch, where=self._where))
             else:
@@ -93,10 +94,14 @@ class TableTransaction(Transaction[TableHandle]):
         formats = (
             loaded.files if self._changes is None else FileLayout()
         )  # no table has staged files: the driver reads them whole
-        stored = schema if self._changes is None else self._changes.staged_schema(rows, schema)
+        stored = self._stored(rows, schema)
         files = PartitionedFiles(work, self._place, self._layout, formats, stored)
         work.open(self._place)
-        return _Begun(loaded, schema, work, files, sorted(rows.names))
+        return _Begun(loaded, schema, stored, work, files, rows)
+
+    def _stored(self, rows: pa.Schema, schema: pa.Schema) -> pa.Schema:
+        """The columns of this transaction's files. `schema`: the columns of the table that are written of such rows."""
+        return schema if self._changes is None else self._changes.staged_schema(rows, schema)
 
     def _write(self, rows: pa.RecordBatch, stored: Callable[[pa.Schema], pa.RecordBatch]) -> None:
         """`stored`: the rows as they are in files, of these columns of the table."""
@@ -104,16 +109,21 @@ class TableTransaction(Transaction[TableHandle]):
             return
         if self._begun is None:
             self._begun = self._begin(rows.schema)
-        _check_columns(sorted(rows.schema.names), self._begun.columns, self._where)
+        if rows.schema != self._begun.rows:
+            self._check_alike(rows.schema, self._begun)
         self._begun.files.write(stored(self._begun.schema))
 
-
-def _check_columns(columns: list[str], before: list[str], where: str) -> None:
-    if columns != before:
-        raise UsageError(
-            f"{where}: a batch has the columns {', '.join(columns)}, and one before it in this transaction "
-            f"{', '.join(before)}: give all batches the same, with nulls where a row has no value"
-        )
+    def _check_alike(self, rows: pa.Schema, started: _Begun) -> None:
+        """A batch is cast to the columns of the first one: so its own have to fit them as well."""
+        columns, before = sorted(rows.names), sorted(started.rows.names)
+        if columns != before:
+            raise UsageError(
+                f"{self._where}: a batch has the columns {', '.join(columns)}, and one before it in this transaction "
+                f"{', '.join(before)}: give all batches the same, with nulls where a row has no value"
+            )
+        schema = written_columns(self._changes, rows, started.table, self._where)
+        if self._stored(rows, schema) != started.stored:
+            raise UsageError(f"{self._where}: a batch has a sequence of another type than one before it in this transaction")
 
 
 def written_columns(changes: Changes | None, rows: pa.Schema, loaded: LoadedTable, where: str) -> pa.Schema:
@@ -126,13 +136,14 @@ def written_columns(changes: Changes | None, rows: pa.Schema, loaded: LoadedTabl
 
 @dataclass(frozen=True)
 class _Begun:
-    """A transaction with rows. `schema`: of the columns of the table that it writes; `columns`: those of its batches."""
+    """A transaction with rows: the columns of the table that it writes, those of its files, and those of its first batch."""
 
     table: LoadedTable
     schema: pa.Schema
+    stored: pa.Schema
     work: WorkFolder
     files: PartitionedFiles
-    columns: list[str]
+    rows: pa.Schema
 
 
 class PartitionedFiles:

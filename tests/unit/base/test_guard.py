@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -10,10 +12,12 @@ import pytest
 from headrace.connectors.kafka.write.at_least_once import AtLeastOnceKafkaSink
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import HeadraceError, UsageError
-from headrace.files import FileSink
+from headrace.files import FileFormat, FileSink
 from headrace.kafka import KafkaSink
 from headrace.sinks import Attempt
+from headrace.sql import UpsertSink
 from headrace.testing import FakeKafka
+from tests.helpers.both_tables import sink_of
 
 ROWS = pa.record_batch({"value": ["a", "b"]})
 OF_TWO_TOPICS = pa.record_batch({"topic": ["t", "no topic"], "value": ["a", "b"]})
@@ -53,15 +57,61 @@ def test_an_error_half_way_through_a_batch_leaves_no_half_of_it():
                 transaction.prepare()
 
 
+NOT_UTF8 = pa.StringArray.from_buffers(1, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff"))
+
+
+@pytest.mark.parametrize("values", [
+    NOT_UTF8, NOT_UTF8.dictionary_encode(), pa.StructArray.from_arrays([NOT_UTF8], ["text"]), pa.array([1], pa.date64()),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["parquet", "jsonl", "delta", "iceberg", "sqlite"])
+def test_a_value_that_other_readers_refuse_is_refused_by_its_column(tmp_path, name, values):
+    """Spark's `CAST(value AS STRING)` checks no text, and a file with one that is not UTF-8 cannot be read."""
+    rows = pa.record_batch({"id": [1], "value": values})
+    wanted = "'value'.* (has a value that is not of|has no counterpart)"
+    with (
+        sink_named(name, tmp_path, rows.schema).begin(Attempt("q", 0, 0, 0)) as transaction,
+        pytest.raises(UsageError, match=wanted),
+    ):
+        transaction.write(rows)
+
+
+def sink_named(name: str, folder: Path, schema: pa.Schema) -> Any:
+    if name in ("parquet", "jsonl"):
+        return FileSink(str(folder), format=FileFormat(name))
+    if name == "sqlite":
+        import sqlalchemy as sa
+
+        with sa.create_engine(f"sqlite:///{folder}/some.db").connect() as connection:
+            kind = "DATE" if pa.types.is_date(schema.field("value").type) else "TEXT"
+            connection.exec_driver_sql(f"CREATE TABLE t (id INTEGER PRIMARY KEY, value {kind})")
+        return UpsertSink(f"sqlite:///{folder}/some.db", "t", ("id",))
+    made = sink_of(name, folder)
+    made.create_table(schema)
+    return made
+
+
+@pytest.mark.parametrize(("name", "column"), [
+    ("parquet", pa.array([None], pa.int64())), ("delta", pa.array([None], pa.int64())),
+    ("parquet", pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([None], pa.string()))),
+    ("parquet", pa.array([Decimal(1200)], pa.decimal128(5, -2))),
+])  # fmt: skip
+def test_what_arrow_cannot_write_is_the_callers_and_not_written_again_for_ever(tmp_path, name, column):
+    """A null where the schema allows none, here in a struct, is found where the file is written."""
+    inner = pa.field("value", column.type, nullable=False)
+    rows = pa.record_batch([pa.StructArray.from_arrays([column], fields=[inner])], names=["row"])
+    with sink_named(name, tmp_path, rows.schema).begin(Attempt("q", 0, 0, 0)) as transaction, pytest.raises(UsageError):  # noqa: PT012
+        transaction.write(rows)
+        transaction.prepare()
+
+
 def test_a_batch_for_a_database_is_whole_or_refused(tmp_path, monkeypatch):
     sa = pytest.importorskip("sqlalchemy")
     from headrace.connectors.sql import rows
-    from headrace.sql import UpsertSink
 
     monkeypatch.setattr(rows, "_CHUNK_ROWS", 2)
     url = f"sqlite:///{tmp_path / 'some.db'}"
     with sa.create_engine(url).connect() as connection:
-        connection.exec_driver_sql("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+        connection.exec_driver_sql("CREATE TABLE t (id BIGINT PRIMARY KEY)")
     with UpsertSink(url, "t", ("id",)).begin(Attempt("q", 0, 0, 0)) as transaction:
         with pytest.raises(UsageError, match="must not be null"):
             transaction.write(pa.record_batch({"id": [1, 2, None]}))
