@@ -21,6 +21,8 @@ def table_schema(rows: pa.Schema, own: OwnType, where: str) -> pa.Schema:
     Raises UsageError naming a column of a type that the format does not have.
     """
     fields = []
+    if len(set(rows.names)) < len(rows.names):
+        raise UsageError(f"{where}: a table has each column once; the columns are {', '.join(rows.names)}")
     for field in rows:
         kind = _table_type(field.type, own)
         if kind is None or has_empty_struct(kind):
@@ -49,7 +51,7 @@ def _table_type(kind: pa.DataType, own: OwnType) -> pa.DataType | None:
     if types.is_timestamp(kind):
         return pa.timestamp("us", tz=None if kind.tz is None else "UTC")
     if types.is_decimal(kind):
-        return pa.decimal128(kind.precision, kind.scale) if kind.precision <= _MOST_DIGITS else None
+        return pa.decimal128(kind.precision, kind.scale) if kind.precision <= _MOST_DIGITS and kind.scale >= 0 else None
     if types.is_fixed_size_binary(kind) or types.is_time(kind) or isinstance(kind, pa.UuidType):
         return own(kind)
     return kind if any(is_kind(kind) for is_kind in _AS_THEY_ARE) else None
@@ -61,7 +63,7 @@ def _nested_type(kind: pa.DataType, own: OwnType) -> pa.DataType | None:
         return None if key is None or item is None else pa.map_(kind.key_field.with_type(key), kind.item_field.with_type(item))
     found = [_table_type(kind.field(at).type, own) for at in range(kind.num_fields)]
     fields = [kind.field(at).with_type(made) for at, made in enumerate(found) if made is not None]
-    if len(fields) < len(found):
+    if len(fields) < len(found) or len({field.name for field in fields}) < len(fields):
         return None
     if types.is_struct(kind):
         return pa.struct(fields)

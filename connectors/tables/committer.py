@@ -224,7 +224,7 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
         if merge is not None:
             self._merger.asked_for(merge)
         recorded = JobMarker(marker.driver, commits.epoch + 1, marker.driver, content_number(commits.content))
-        self._commit(loaded, recorded.with_claim(commits.claim), rows, () if merge is None else merge.removed)
+        self._commit(loaded, recorded.with_claim(commits.claim), rows, None if merge is None else merge.removed)
         self._following = recorded.following
         return merge
 
@@ -262,7 +262,7 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
             loaded.widen(columns)
 
     def _commit(
-        self, loaded: LoadedTable, marker: JobMarker, handles: Sequence[TableHandle], removed: Sequence[TableFile] = ()
+        self, loaded: LoadedTable, marker: JobMarker, handles: Sequence[TableHandle], removed: Sequence[TableFile] | None = None
     ) -> None:
         """What fails after the commit, such as a checkpoint of the table's log, does not undo it."""
         try:

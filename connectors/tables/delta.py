@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -61,6 +61,8 @@ _NOT_REWRITTEN = {
 _ALL_PARTITIONS = "partitioned by all of its columns, and files without columns have no rows"
 _INDEXED = 32  # Delta's own number: wide tables have long logs otherwise
 _MILLISECOND = pa.scalar(1_000, pa.duration("us"))
+_NOT_QUOTED = "!$&'()+,/:;=@"
+"""What `deltalake` writes as it is in a path, but for what Python's `quote` never changes."""
 _OF_COLUMNS = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.physicalName")
 
 
@@ -125,6 +127,11 @@ class DeltaSink(OpenTableSink):
                 f"{self.uri}: deltalake makes no table whose timestamps without a zone are all in maps ({', '.join(maps)}): "
                 "give them a zone"
             ) from error
+        except Exception as error:
+            if type(error) is not Exception:
+                raise
+            why, *_ = str(error).splitlines()
+            raise UsageError(f"{self.uri}: deltalake makes no such table: {why}") from error
 
     def log(self) -> TableLog:
         """The table's log, and the store of its files."""
@@ -204,18 +211,22 @@ class _LoadedDelta(LoadedTable):
     def marker(self, job: str) -> JobMarker | None:
         return JobMarker.stored([self._table.transaction_version(name) for name in JobMarker.names(job)])
 
-    def commit(self, job: str, marker: JobMarker, added: Sequence[DataFile], removed: Sequence[TableFile] = ()) -> None:
+    def commit(
+        self, job: str, marker: JobMarker, added: Sequence[DataFile], removed: Sequence[TableFile] | None = None
+    ) -> None:
         """Tried once: whether to try again is for who knows the marker."""
         versions = zip(JobMarker.names(job), astuple(marker), strict=True)
         now_ms = time.time_ns() // 1_000_000
         properties = CommitProperties(
-            custom_metadata={"isBlindAppend": not removed},  # if so, others need not fear that we have read what they change
+            custom_metadata={
+                "isBlindAppend": removed is None
+            },  # if so, others need not fear that we have read what they change
             app_transactions=[Transaction(name, version, now_ms) for name, version in versions],
             max_commit_retries=0,
         )
         with _translated(self._uri):
             self._table.create_write_transaction(
-                [*(_removed(file, now_ms) for file in removed), *(_added(file, now_ms) for file in added)],
+                [*(_removed(file, now_ms) for file in removed or ()), *(_added(file, now_ms) for file in added)],
                 "append",
                 self._table.schema(),
                 partition_by=list(self.partitioning),
@@ -233,31 +244,11 @@ class _LoadedDelta(LoadedTable):
     def files_with(self, keys: pa.Table) -> Iterator[TableFile]:
         """Those whose least and greatest values leave space for one of the keys, or are not known."""
         with _translated(self._uri):
-            without, dataset = self._paths_without(keys), self._dataset()
+            files, dataset = pa.table(self._table.get_add_actions(flatten=False)), self._dataset()
+            without, logged = _paths_without(files, keys), {unquote(path): path for path in files["path"].to_pylist()}
             for fragment in dataset.get_fragments():
                 if fragment.path not in without:
-                    yield _DeltaFile(fragment, dataset.schema, self._schema)
-
-    def _paths_without(self, keys: pa.Table) -> frozenset[str]:
-        """Files that have none of the keys for certain; one that is not found here by its path is read.
-
-        By the log itself: the dataset of `deltalake` takes a bound that is missing for null, which passes the file over.
-
-        Decimals are not asked for: others write them as doubles, which say nothing of a value with many digits.
-        """
-        files = pa.table(self._table.get_add_actions(flatten=False))
-        found = pa.repeat(pa.scalar(value=True), len(files))
-        for name in keys.column_names:
-            if pa.types.is_decimal(keys[name].type):
-                continue
-            least, greatest = map(within_calendar, pc.min_max(keys[name]).values())
-            low, high = (_bound(files, bound, name) for bound in ("min", "max"))
-            if low is not None:
-                found = pc.and_(found, pc.fill_null(pc.less_equal(low, greatest), fill_value=True))
-            if high is not None:
-                high = pc.add(high, _MILLISECOND) if pa.types.is_timestamp(high.type) else high  # most writers truncate it
-                found = pc.and_(found, pc.fill_null(pc.greater_equal(high, least), fill_value=True))
-        return frozenset(map(unquote, files["path"].filter(pc.invert(found)).to_pylist()))  # the log has them as URIs
+                    yield _DeltaFile(fragment, logged.get(fragment.path), dataset.schema, self._schema)
 
     def _dataset(self) -> ds.Dataset:
         # Others write timestamps as INT96, which by itself Arrow takes for nanoseconds: the year 9999 becomes another one.
@@ -295,8 +286,9 @@ class _LoadedDelta(LoadedTable):
 
 
 class _DeltaFile(TableFile):
-    def __init__(self, fragment: Any, schema: pa.Schema, wanted: pa.Schema) -> None:  # noqa: ANN401 - of pyarrow's datasets
-        self._fragment, self._schema, self._wanted = fragment, schema, wanted
+    def __init__(self, fragment: Any, logged: str | None, schema: pa.Schema, wanted: pa.Schema) -> None:  # noqa: ANN401 - of pyarrow's datasets
+        """`logged`: its path as the log has it, None if that is not known."""
+        self._fragment, self._logged, self._schema, self._wanted = fragment, logged, schema, wanted
 
     @property
     def path(self) -> str:
@@ -304,6 +296,15 @@ class _DeltaFile(TableFile):
 
     def read(self) -> pa.Table:
         return self._fragment.to_table(schema=self._schema).cast(self._wanted)
+
+    def check_removable(self) -> None:
+        """`deltalake` writes paths in one way; a removal that another writer's path does not match removes nothing."""
+        if quote(self.path, safe=_NOT_QUOTED) != self._logged:
+            raise UsageError(
+                f"headrace cannot replace rows of the file {self.path!r}: the log has its path as {self._logged!r}, and "
+                "deltalake would remove another one, so that its rows would come twice. Let the engine that has written it "
+                "change them"
+            )
 
 
 class _DeltaFiles(FileLayout):
@@ -374,6 +375,27 @@ def _indexed(properties: Mapping[str, str]) -> int | None:
     """Of how many columns a file has statistics; None for all. What the table wants and is missing, readers take for null."""
     number = int(properties.get("delta.dataSkippingNumIndexedCols") or _INDEXED)
     return None if number < 0 or "delta.dataSkippingStatsColumns" in properties else number
+
+
+def _paths_without(files: pa.Table, keys: pa.Table) -> frozenset[str]:
+    """Those of these files that have none of the keys for certain; one that is not found here by its path is read.
+
+    By the log itself: the dataset of `deltalake` takes a bound that is missing for null, which passes the file over.
+
+    Decimals are not asked for: others write them as doubles, which say nothing of a value with many digits.
+    """
+    found = pa.repeat(pa.scalar(value=True), len(files))
+    for name in keys.column_names:
+        if pa.types.is_decimal(keys[name].type):
+            continue
+        least, greatest = map(within_calendar, pc.min_max(keys[name]).values())
+        low, high = (_bound(files, bound, name) for bound in ("min", "max"))
+        if low is not None:
+            found = pc.and_(found, pc.fill_null(pc.less_equal(low, greatest), fill_value=True))
+        if high is not None:
+            high = pc.add(high, _MILLISECOND) if pa.types.is_timestamp(high.type) else high  # most writers truncate it
+            found = pc.and_(found, pc.fill_null(pc.greater_equal(high, least), fill_value=True))
+    return frozenset(map(unquote, files["path"].filter(pc.invert(found)).to_pylist()))  # the log has them as URIs
 
 
 def _bound(files: pa.Table, bound: str, name: str) -> pa.ChunkedArray | None:

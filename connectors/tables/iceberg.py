@@ -95,6 +95,10 @@ class IcebergSink(OpenTableSink):
                 self._create(_catalog(self.catalog), schema, partitions)
         except OutdatedError:  # another process has made one in the same moment: then there is one
             self.log().load()
+        except PeerError as error:
+            if not isinstance(error.__cause__, ValueError):
+                raise
+            raise UsageError(f"{self.table}: PyIceberg makes no such table: {error.__cause__}") from error
 
     def _create(self, catalog: Catalog, schema: pa.Schema, partitions: Sequence[TablePartition]) -> None:
         with suppress(exceptions.NamespaceAlreadyExistsError):
@@ -218,7 +222,9 @@ class _LoadedIceberg(LoadedTable):
         found = [self._properties.get(name) for name in JobMarker.names(job)]
         return JobMarker.stored([None if number is None else int(number) for number in found])
 
-    def commit(self, job: str, marker: JobMarker, added: Sequence[DataFile], removed: Sequence[TableFile] = ()) -> None:
+    def commit(
+        self, job: str, marker: JobMarker, added: Sequence[DataFile], removed: Sequence[TableFile] | None = None
+    ) -> None:
         """Tried once: whether to try again is for who knows the marker."""
         properties = {name: str(number) for name, number in zip(JobMarker.names(job), astuple(marker), strict=True)}
         with _translated(self._name):
@@ -227,7 +233,7 @@ class _LoadedIceberg(LoadedTable):
             transaction.set_properties(properties)
             update = transaction.update_snapshot(snapshot_properties=properties)
             with update.overwrite() if removed else update.fast_append() as snapshot:
-                for old in removed:
+                for old in removed or ():
                     assert isinstance(old, _IcebergFile)
                     snapshot.delete_data_file(old.task.file)
                 for file in added:

@@ -99,6 +99,9 @@ class TableFile(ABC):
     def read(self) -> pa.Table:
         """Its rows, with the table's columns as the table has them."""
 
+    def check_removable(self) -> None:  # noqa: B027 - not where every file can be
+        """Raise UsageError for a file that a commit cannot remove."""
+
 
 class LoadedTable(ABC):
     """A table at one of its versions."""
@@ -141,10 +144,12 @@ class LoadedTable(ABC):
         """What it reports about the job; None for a job that never came here."""
 
     @abstractmethod
-    def commit(self, job: str, marker: JobMarker, added: Sequence[DataFile], removed: Sequence[TableFile] = ()) -> None:
+    def commit(
+        self, job: str, marker: JobMarker, added: Sequence[DataFile], removed: Sequence[TableFile] | None = None
+    ) -> None:
         """Add and remove these files and set the job's marker, in one commit on top of this version. Once for each object.
 
-        `removed` are of `files_with` of this version, or of the same one loaded before.
+        `removed` are of `files_with` of this version, or of the same one loaded before; None where it was not read.
 
         Raises OutdatedError if there is a newer version, or if the answer was lost; another PeerError if it was refused.
         """

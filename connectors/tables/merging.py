@@ -106,6 +106,7 @@ class Merger:
                 before = old.read()
                 kept = without_keys(before, keys)
                 if kept.num_rows < before.num_rows:
+                    old.check_removable()
                     removed.append(old)
                     _write(files, kept)
             _write(files, completed(rows, loaded.schema))

@@ -73,6 +73,8 @@ def check_partition_columns(schema: pa.Schema, partition_by: Collection[str], wh
         if not can_partition(schema.field(name).type):
             kind = schema.field(name).type
             raise UsageError(f"{where}: {name!r} is {kind}: partitions are by text, integers, booleans or dates")
+    if len(set(partition_by)) < len(partition_by):
+        raise UsageError(f"{where}: partitions are by columns, each named once, not {', '.join(partition_by)}")
 
 
 def check_is_column(schema: pa.Schema, name: str, where: str) -> None:
@@ -92,13 +94,16 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBat
     """The rows in the types of a `fitting_schema`. Raises UsageError for a null in a column that must not have any."""
     columns = []
     for field in schema:
-        column = batch.column(field.name)
+        column = decoded(batch.column(field.name))
         if column.null_count and not field.nullable:
             raise UsageError(f"{where}: column {field.name!r} of the table must not be null, and a row has a null there")
-        if types.is_dictionary(column.type):
-            column = column.dictionary_decode()
         columns.append(column if column.type == field.type else _cast(column, field, where))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def decoded(column: pa.Array) -> pa.Array:
+    """Not as a dictionary, in whose values nulls are not counted."""
+    return column.dictionary_decode() if types.is_dictionary(column.type) else column
 
 
 def new_columns(rows: pa.Schema, table: pa.Schema) -> pa.Schema:
@@ -122,8 +127,15 @@ def partitions_of(batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> Iterator[t
     numbered = pa.table([*keys, row_numbers(batch.num_rows)], names=[*names, _ROW])
     groups = numbered.group_by(names, use_threads=False).aggregate([(_ROW, "list")])
     for group in range(groups.num_rows):
-        values = tuple(groups.column(name)[group].as_py() for name in names)
+        values = tuple(_value(groups.column(name)[group]) for name in names)
         yield values, batch.take(groups.column(f"{_ROW}_list")[group].values)
+
+
+def _value(partition: pa.Scalar) -> object:
+    try:
+        return partition.as_py()
+    except OverflowError as error:
+        raise UsageError(f"a date of a partition, {partition.value} days after 1970, is not in the years 1 to 9999") from error
 
 
 def row_numbers(count: int) -> pa.Array:

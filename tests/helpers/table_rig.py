@@ -133,7 +133,7 @@ class WatchedTable(LoadedTable):
         self._watched.commits += 1
         self._watched.around(self._watched.commits, lambda: self._inner.widen(columns))
 
-    def commit(self, job: str, marker: Any, added: Any, removed: Any = ()) -> None:
+    def commit(self, job: str, marker: Any, added: Any, removed: Any = None) -> None:
         self._watched.commits += 1
         self._watched.around(self._watched.commits, lambda: self._inner.commit(job, marker, added, removed))
 

@@ -215,6 +215,16 @@ def test_what_is_no_partition_is_refused(folder, partition):
         IcebergSink(TABLE, catalog_of(folder)).create_table(pa.schema([("id", pa.int64())]), (partition,))
 
 
+@pytest.mark.parametrize(
+    "partitions", [["bucket(4, real)"], ["year(id)"], ["id", "id"], ["bucket(4, id)"], ["day(at)", "hour(at)"]]
+)
+def test_partitions_that_the_library_refuses_are_the_callers(folder, partitions):
+    """`id_bucket`, as it would be called, is a column."""
+    schema = pa.schema([("id", pa.int64()), ("id_bucket", pa.int64()), ("real", pa.float64()), ("at", pa.timestamp("us"))])
+    with pytest.raises(UsageError, match="PyIceberg makes no such table: "):
+        IcebergSink(TABLE, catalog_of(folder)).create_table(schema, partitions)
+
+
 @pytest.mark.parametrize(("column", "message"), [
     ("real", "its partition 'real' is identity of double"),
     ("inner.at", "its partition 'inner.at' is of 'inner.at', a field in a column: partition the table by a column that has"),

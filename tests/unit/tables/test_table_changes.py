@@ -1,22 +1,25 @@
 """Changes merged into tables by key: the last change of a key counts, an epoch is one commit, the process that dies where."""
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.schema import Field, PrimitiveType
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 from pyiceberg.types import StringType
 
 from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.base.sink import Attempt
+from headrace.connectors.tables import delta
 from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import TableHandle
@@ -184,6 +187,45 @@ def test_rows_of_others_are_changed_whatever_their_partition_is_called(tmp_path,
     assert sorted(map(tuple, map(dict.values, rows))) == [(1, "a2", partition), (3, "c2", partition), (70, "far", "far")]
 
 
+PRINTABLE = "".join(map(chr, range(32, 127))).replace("/", "")
+
+
+@pytest.mark.parametrize("logged", ["city=Zürich/a", "it%27s", "c%3Ad", "e%28f%29", "g%7Eh", f"x{quote(PRINTABLE, safe='')}"])
+def test_a_file_whose_path_the_library_writes_in_another_way_is_not_doubled(tmp_path, logged):
+    """As Spark writes what is not ASCII: `deltalake` would remove a path that the log does not have."""
+    rig = Rig("delta", tmp_path)
+    rig.commit(0, (7, "far", "c"))
+    path = rig.root / unquote(f"{logged}.parquet")
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"id": [1, 2], "name": ["a", "b"], "offset": [0, 0]}), path)
+    stats = json.dumps({"numRecords": 2, "minValues": {"id": 1}, "maxValues": {"id": 2}})
+    added = {"path": f"{logged}.parquet", "partitionValues": {}, "size": path.stat().st_size, "modificationTime": 0}
+    version = len(list((rig.root / "_delta_log").glob("*.json")))
+    (rig.root / f"_delta_log/{version:020}.json").write_text(json.dumps({"add": added | {"dataChange": True, "stats": stats}}))
+    rig.commit(1, (7, "farther", "u"))
+    with pytest.raises(UsageError, match="its rows would come twice"):
+        rig.commit(2, (1, "a2", "u"))
+    assert rig.rows() == {1: "a", 2: "b", 7: "farther"}
+
+
+def test_a_path_that_the_library_writes_as_it_is_logged_is_removed(tmp_path):
+    """Each letter is written as `check_removable` has it."""
+    rig = Rig("delta", tmp_path)
+    letters = [*PRINTABLE, "ä", "€", "😀", "\u0301"]
+    table = DeltaTable(rig.sink.uri)
+    removed = [RemoveAction(f"{letter}x", data_change=True, deletion_timestamp=0) for letter in letters]
+    table.create_write_transaction(removed, "append", table.schema())
+    logged = [action["remove"]["path"] for action in delta_actions(str(rig.root)) if "remove" in action]
+    assert logged == [quote(f"{letter}x", safe=delta._NOT_QUOTED) for letter in letters]
+
+
+def test_a_merge_that_only_adds_rows_has_read_the_table(tmp_path):
+    """Else Spark's own merges would not take it for a conflict, and add the same keys."""
+    Rig("delta", tmp_path).commit(0, (1, "a", "c"))
+    commits = [action["commitInfo"] for action in delta_actions(f"{tmp_path}/table") if "commitInfo" in action]
+    assert [each.get("isBlindAppend") for each in commits] == [None, True, False]
+
+
 def test_a_key_whose_change_moves_it_to_another_partition_is_there_once(tmp_path):
     rig = Rig("delta", tmp_path, partition_by=("name",))
     rig.commit(0, (1, "here", "c"), (2, "here", "c"))
@@ -229,6 +271,9 @@ def test_what_a_deleted_row_lacks_does_not_matter_and_what_another_lacks_does(tm
         rig.commit(1, (3, None, "c"))
 
 
+WITH_A_NULL = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([None], pa.int64()))
+
+
 @pytest.mark.parametrize(("rows", "message"), [
     ({"name": ["a"], "op": ["c"], "offset": [1]}, "changes need the column 'id'; the columns are name, op, offset"),
     ({"id": [1], "name": ["a"], "offset": [1]}, "changes need the column 'op'"),
@@ -237,14 +282,27 @@ def test_what_a_deleted_row_lacks_does_not_matter_and_what_another_lacks_does(tm
     ({"id": [1], "name": ["a"], "op": ["c"], "offset": [None]}, "'offset' states which change is the later one"),
     ({"id": [1], "name": ["a"], "op": [None], "offset": [1]}, "and not by None"),
     ({"id": ["x"], "name": ["a"], "op": ["c"], "offset": [1]}, "column 'id' is int64 in the table, and string"),
+    ({"id": WITH_A_NULL, "name": ["a"], "op": ["c"], "offset": [1]}, "column 'id' of the table must not be null"),
+    ({"id": [1], "name": ["a"], "op": ["c"], "offset": WITH_A_NULL}, "'offset' states which change is the later one"),
 ])  # fmt: skip
 def test_changes_that_cannot_be_merged_are_refused_in_their_task(tmp_path, rows, message):
     rig = Rig("delta", tmp_path)
     kinds = {field.name: field.type for field in ROWS}
-    columns = {name: pa.array(values, None if values == ["x"] else kinds[name]) for name, values in rows.items()}
+    columns = {
+        name: values if isinstance(values, pa.Array) else pa.array(values, None if values == ["x"] else kinds[name])
+        for name, values in rows.items()
+    }
     with pytest.raises(UsageError, match=message):
         rig.prepared(0, pa.RecordBatch.from_pydict(columns))
     assert rig.unused() == set()
+
+
+@pytest.mark.parametrize("order", [pa.array([[1]]), pa.array(["a"], pa.string_view())], ids=lambda order: str(order.type))
+def test_a_sequence_that_cannot_be_sorted_is_refused_in_its_task(tmp_path, order):
+    """In the driver the epoch would fail again with each restart."""
+    rig = Rig("delta", tmp_path, Changes(("id",), ("order",)), ROWS)
+    with pytest.raises(UsageError, match=r"column 'order' is .*, and changes cannot be sorted by that type: cast it"):
+        rig.prepared(0, pa.record_batch({"id": [1], "order": order}))
 
 
 def test_keys_that_cannot_be_compared_are_refused():
@@ -509,6 +567,24 @@ def test_a_batch_with_other_columns_than_the_first_one_of_its_transaction_is_ref
         transaction.write(pa.RecordBatch.from_pydict({"name": ["a"], "id": [1], "note": ["n"]}))
         with pytest.raises(UsageError, match=r"a batch has the columns id.*, and one before it .* id, name, note: give all"):
             transaction.write(pa.RecordBatch.from_pydict({name: [2] if name == "id" else ["b"] for name in columns}))
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("changes", "name"), [(None, "id"), (None, "at"), (Changes(("id",)), "at"), (Changes(("id",)), "offset")]
+)
+def test_a_batch_of_other_types_than_the_first_one_is_not_cast(tmp_path, kind, changes, name):
+    """A text would be a number, and a local time one of UTC."""
+    first = pa.record_batch({"id": [1], "at": pa.array([0], pa.timestamp("us", "UTC")), "offset": [1]})
+    others = {"id": pa.array(["7"]), "at": pa.array([0], pa.timestamp("us")), "offset": pa.array(["7"])}
+    sink = sink_of(kind, tmp_path, changes=changes)
+    sink.create_table(pa.schema([field for field in first.schema if not changes or field.name != "offset"]))
+    same = {column: first[column] for column in reversed(first.schema.names)}
+    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
+        transaction.write(first)
+        transaction.write(pa.record_batch({**same, "id": pa.array([2]).dictionary_encode()}))
+        with pytest.raises(UsageError, match=f"'{name}' is .* in the table, and .* in the rows|a sequence of another type"):
+            transaction.write(pa.record_batch({**same, name: others[name]}))
 
 
 @KINDS

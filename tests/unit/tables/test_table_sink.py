@@ -614,6 +614,7 @@ def test_a_place_without_a_table_is_refused(tmp_path):
 @pytest.mark.parametrize(("options", "message"), [
     ({"uri": ""}, "needs a path"), ({"uri": "/t", "target_file_bytes": 0}, "at least 1"),
     ({"uri": "/t", "compression": "rar"}, "no compression 'rar'"),
+    ({"uri": "/t", "compression": "bz2"}, "no compression 'bz2'"),
 ])  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_at_once(options, message):
     with pytest.raises(UsageError, match=message):
@@ -630,3 +631,14 @@ def test_a_table_is_made_once(sink):
     assert delta_values(sink.uri) == ["a"]
     with pytest.raises(UsageError, match="'real' is double: partitions are by"):
         sink.create_table(WIDE, ["real"])
+    with pytest.raises(UsageError, match="partitions are by columns, each named once, not text, text"):
+        sink.create_table(WIDE, ["text", "text"])
+
+
+@pytest.mark.parametrize(("schema", "message"), [
+    (pa.schema([("a", pa.int64()), ("a", pa.int64())]), "each column once; the columns are a, a"),
+    (pa.schema([("s", pa.struct([("a", pa.int64()), ("A", pa.int64())]))]), r"deltalake makes no such table: .*'A'$"),
+])  # fmt: skip
+def test_what_the_library_makes_no_table_of_is_refused(tmp_path, schema, message):
+    with pytest.raises(UsageError, match=message):
+        DeltaSink(str(tmp_path / "table")).create_table(schema)

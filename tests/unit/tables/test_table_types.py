@@ -83,7 +83,19 @@ def test_a_partition_that_is_no_column_is_refused_by_name(tmp_path, kind, partit
             sink.create_table(pa.schema([("id", pa.int64()), ("inner", pa.struct([("at", pa.int64())]))]), [text])
 
 
-REFUSED = [pa.duration("us"), pa.month_day_nano_interval(), pa.decimal256(50, 2), pa.null(), pa.struct([])]
+@KINDS
+def test_a_partition_of_a_date_after_the_year_9999_is_refused(tmp_path, kind):
+    batch = pa.record_batch([pa.array([3_000_000], pa.date32()), [1]], names=["day", "id"])
+    sink = sink_of(kind, tmp_path)
+    sink.create_table(batch.schema, ["day"])
+    with pytest.raises(UsageError, match="3000000 days after 1970, is not in the years 1 to 9999"):
+        commit_rows(sink, 0, batch)
+
+
+REFUSED = [
+    *(pa.duration("us"), pa.month_day_nano_interval(), pa.decimal256(50, 2), pa.decimal128(5, -2), pa.null(), pa.struct([])),
+    pa.struct([("a", pa.int64()), ("a", pa.int64())]),
+]
 
 
 @KINDS
