@@ -41,13 +41,15 @@ class Kind(Enum):
 class Field:
     """A column that is written. `digits`: how many of a second's decimals the table keeps. `rule`: what else it does not keep.
 
-    A rule returns what is wrong with one of the normalised values; None if all are kept.
+    A rule returns what is wrong with one of the normalised values; None if all are kept. `fills`: the database puts another
+    value in the place of a null.
     """
 
     name: str
     kind: Kind
     digits: int = _MICROSECOND_DIGITS
     rule: Callable[[pa.Array], str | None] | None = None
+    fills: bool = False
 
 
 _CANONICAL: dict[Kind, pa.DataType] = {
@@ -96,6 +98,11 @@ def normalised(array: pa.Array, field: Field) -> pa.Array:
         raise UsageError(f"column {field.name!r}: {error}") from error
     if field.kind in (Kind.TIME, Kind.INSTANT, Kind.LOCAL) and field.digits < _MICROSECOND_DIGITS:
         _check_digits(array, field)
+    if field.fills and array.null_count:
+        raise UsageError(
+            f"column {field.name!r}: the database would give a row the time or a number in the place of its null: leave out the "
+            "column, or such rows"
+        )
     problem = None if field.rule is None else field.rule(array)
     if problem is not None:
         raise UsageError(f"column {field.name!r}: {problem}")
@@ -176,8 +183,12 @@ def python_rows(columns: Sequence[pa.Array], fields: Sequence[Field]) -> list[tu
 def text_rows(columns: Sequence[pa.Array], fields: Sequence[Field]) -> list[tuple[Any, ...]]:
     """As `python_rows`, with dates and times as ISO 8601 text, for a database that has no types for them."""
     temporal = (Kind.DATE, Kind.TIME, Kind.INSTANT, Kind.LOCAL)
-    pairs = zip(columns, fields, strict=True)
-    return python_rows([column.cast(_TEXT) if field.kind in temporal else column for column, field in pairs], fields)
+    texts = []
+    for column, field in zip(columns, fields, strict=True):
+        if field.kind in temporal:
+            python_rows([pa.array(list(pc.min_max(column).values()), column.type)], [field])  # Arrow's texts end in 32767
+        texts.append(column.cast(_TEXT) if field.kind in temporal else column)
+    return python_rows(texts, fields)
 
 
 def check_finite(columns: Sequence[pa.Array], fields: Sequence[Field], database: str) -> None:

@@ -19,6 +19,8 @@ from headrace.connectors.sql.url import Product
 Rule = Callable[[pa.Array], str | None]
 
 _YEAR_DIGITS = 4
+_NUMBER = r"\A\s*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\s*\z"
+_WHOLE = r"\A(?:0|-?[1-9][0-9]{0,17})\z"
 # In bytes: what is longer is cut if it is spaces, and an error otherwise.
 _LONGEST_BYTES: tuple[tuple[type, int], ...] = (
     (mysql.TINYTEXT, 2**8 - 1),
@@ -35,6 +37,10 @@ def refused_text(column: sql.TypeEngine[Any], product: Product) -> str | None:
         return None
     if type(column) is sql.String:  # the types "char" and name
         return "PostgreSQL cuts texts that are too long for it"
+    if isinstance(column, sql.ARRAY):
+        item = column.item_type
+        is_limited = isinstance(item, sql.Numeric | sql.DateTime | sql.Time) and getattr(item, "precision", None) is not None
+        return "the column rounds" if is_limited or isinstance(item, sql.REAL) else refused_text(item, product)
     if isinstance(column, postgresql.MONEY) or (isinstance(column, postgresql.INTERVAL) and column.precision is not None):
         return "the column rounds"
     return None
@@ -43,7 +49,7 @@ def refused_text(column: sql.TypeEngine[Any], product: Product) -> str | None:
 def rule_of(column: sql.TypeEngine[Any], product: Product, *, binary: bool) -> Rule | None:
     """For texts, or for bytes, in a column of this type."""
     if product is Product.SQLITE:
-        return None
+        return _no_number if isinstance(column, sql.JSON) else None
     if binary:
         is_padded = product is Product.MYSQL and isinstance(column, sql.BINARY)
         return partial(_exact_bytes, column.length or 1) if is_padded else None  # type: ignore[attr-defined] # of BINARY
@@ -63,6 +69,13 @@ def rule_of(column: sql.TypeEngine[Any], product: Product, *, binary: bool) -> R
     if isinstance(column, sql.VARCHAR | sql.NVARCHAR) and column.length is not None:
         return partial(_no_cut_spaces, column.length, pc.utf8_length)
     return None
+
+
+def _no_number(values: pa.Array) -> str | None:
+    """Whole numbers stay as they are."""
+    if not _any(pc.and_not(pc.match_substring_regex(values, _NUMBER), pc.match_substring_regex(values, _WHOLE))):
+        return None
+    return "SQLite stores a text that is a number as one, with fewer digits, in a JSON column: declare the column as TEXT"
 
 
 def _exact_bytes(length: int, values: pa.Array) -> str | None:

@@ -121,9 +121,8 @@ def fields_of(table: Table, schema: pa.Schema) -> tuple[Field, ...]:
             continue
         kind = kind_of(arrow.type)
         assert kind is not None  # or it would have been refused
-        fields.append(
-            Field(arrow.name, kind, _digits(column["type"], table.product), _rule(kind, column["type"], table.product))
-        )
+        digits, rule = _digits(column["type"], table.product), _rule(kind, column["type"], table.product)
+        fields.append(Field(arrow.name, kind, digits, rule, _fills(column, table)))
     missing = [name for name, column in table.columns.items() if name not in schema.names and _is_needed(column, table.product)]
     problems += [f"column {name!r} may not be null and has no default, and the rows have none" for name in missing]
     if problems:
@@ -141,6 +140,15 @@ def _is_needed(column: Mapping[str, Any], product: Product) -> bool:
     by_itself = column.get("autoincrement") is True
     # SQLite numbers the rows of an INTEGER PRIMARY KEY.
     return not by_itself and not (product is Product.SQLITE and column.get("primary_key"))
+
+
+def _fills(column: Mapping[str, Any], table: Table) -> bool:
+    """Whether a null that is given becomes another value."""
+    if table.product is Product.SQLITE:  # the number of the row
+        primary = [each for each in table.columns.values() if each.get("primary_key")]
+        return primary == [column] and isinstance(column["type"], sql.INTEGER)
+    is_dated = column.get("autoincrement") is True or isinstance(column["type"], sql.TIMESTAMP)
+    return table.product is Product.MYSQL and not column["nullable"] and is_dated
 
 
 def _digits(column: sql.TypeEngine[Any], product: Product) -> int:

@@ -1,5 +1,6 @@
 """Values that a database would store as others are refused: nothing changes silently."""
 
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -59,7 +60,9 @@ POSTGRESQL = [
     ("numeric(5, -2)", pa.array([12345]), None), ("numeric(5, -2)", pa.array([Decimal("12345")]), None),
     ("varchar(4)", pa.array(["ab     "]), ["ab  ", "abcd", None]), ("char(4)", pa.array(["ab "]), ["abcd", None]),
     ("name", pa.array(["x" * 64]), None), ('"char"', pa.array(["xy"]), None), ("money", pa.array(["1.005"]), None),
-    ("interval(0)", pa.array(["1.5 s"]), None),
+    ("interval(0)", pa.array(["1.5 s"]), None), ("numeric(5, 2)[]", pa.array(["{1.005}"]), None),
+    ("timestamp(0)[]", pa.array(["{2024-01-01 00:00:00.9}"]), None), ("real[]", pa.array(["{0.123456789}"]), None),
+    ("money[]", pa.array(["{1.005}"]), None), ("name[]", pa.array(["{x}"]), None),
 ]  # fmt: skip
 
 
@@ -70,6 +73,44 @@ def test_what_postgresql_would_change_is_refused(server, column, others, same):
     assert "column 'v'" in refused(rig, others)
     if same is not None:
         assert kept(rig, pa.array(same)) == same
+
+
+FILLED = r"column 'v': .*in the place of its null"
+
+
+def test_a_null_that_mariadb_would_fill_is_refused(server):
+    """With the time; or, in a number that counts itself, with the next one."""
+    rig = SqlRig(server("mariadb").url)
+    rig.create("id INT PRIMARY KEY, v TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP")
+    assert re.search(FILLED, refused(rig, pa.array([None], pa.timestamp("us", "UTC"))))
+    rig.execute(f"DROP TABLE {rig.table}")
+    rig.create("id INT, v INT AUTO_INCREMENT UNIQUE, PRIMARY KEY (id)")
+    with SqlSink(rig.url, rig.table).begin(Attempt("q", 0, 0, 0)) as transaction, pytest.raises(UsageError, match=FILLED):
+        transaction.write(pa.record_batch({"id": [1, 2], "v": [5, None]}))
+
+
+@pytest.mark.parametrize(("column", "other", "same"), [
+    ("JSON", pa.array(["00123"]), pa.array(['{"a": 1.50}', "5", "[1]", '"1.50"', None])),
+    ("JSON", pa.array(["12345678901234567890.5"]), pa.array(["-123456789012345678", "0", "true"])),
+    ("DATE", pa.array([2**31 - 1], pa.date32()), pa.array(["9999-12-31", None])),
+    ("DATETIME", pa.array([2**62], pa.timestamp("us")), pa.array(["0001-01-01 00:00:00.000001"])),
+], ids=str)  # fmt: skip
+def test_what_sqlite_would_change_is_refused(tmp_path, column, other, same):
+    """A time after the year 32767 would be Arrow's text `<value out of range: ...>`."""
+    rig = SqlRig(f"sqlite:///{tmp_path / 'some.db'}")
+    rig.create(f"id INT PRIMARY KEY, v {column}")
+    sink = UpsertSink(rig.url, rig.table, ("id",))
+    with sink.begin(Attempt("q", 0, 0, 0)) as transaction, pytest.raises(UsageError, match="column 'v'"):
+        transaction.write(pa.record_batch({"id": range(len(other)), "v": other}))
+    assert list(map(str, kept(rig, same.cast(other.type)))) == list(map(str, same.to_pylist()))
+
+
+def test_a_null_for_the_number_of_a_row_is_refused(tmp_path):
+    rig = SqlRig(f"sqlite:///{tmp_path / 'some.db'}")
+    rig.create("id INT UNIQUE, v INTEGER PRIMARY KEY")
+    sink = UpsertSink(rig.url, rig.table, ("id",))
+    with sink.begin(Attempt("q", 0, 0, 0)) as transaction, pytest.raises(UsageError, match=FILLED):
+        transaction.write(pa.record_batch({"id": [1], "v": pa.array([None], pa.int64())}))
 
 
 def test_a_domain_is_what_it_is_made_of(server):
