@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal, InvalidOperation
+from struct import pack
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -44,7 +45,7 @@ _REOPENS = r'\][ \t\r\n]*,[ \t\r\n]*"(?:[^"\\]|\\.)*"[ \t\r\n]*:[ \t\r\n]*\['
 """What a text holds that ends the array that it was put into, and starts another one: `1],"x":[2`. Values may hold it, too."""
 _BLANK = r"[ \t\r\n]*"
 _SCALAR = r'(?:[^"\[\]{},]*|[ \t\r\n]*"(?:[^"\\]|\\.)*"[ \t\r\n]*)'
-_LARGEST = sys.float_info.max
+_WIDTHS = {32: "<f", 64: "<d"}
 _BRIEF = 120  # characters of the reader's own message
 
 
@@ -225,7 +226,21 @@ class JsonFormat(ValueFormat):
             # What closes the array and opens another one is wrong where there is no array, and what is right there was refused.
             _parsed(_joined(reopening, b'{"v":', b"}"), _NOTHING, len(reopening))
         column.validate(full=True)  # the reader takes decimals of more digits than the type's
+        # Python has looked at those in which an infinity is spelled.
+        if _is_infinite(column) and _is_infinite(column.filter(pc.invert(pc.match_substring_regex(texts, _SPELLED)))):
+            raise pa.ArrowInvalid("a number is too large")
         return column.flatten()
+
+
+def _is_infinite(values: pa.Array) -> bool:
+    """Whether a number anywhere in it is."""
+    if pa.types.is_floating(values.type):
+        return bool(pc.any(pc.is_inf(values)).as_py())
+    return pa.types.is_nested(values.type) and any(map(_is_infinite, _parts(values)))
+
+
+def _parts(values: pa.Array) -> list[pa.Array]:
+    return values.flatten() if pa.types.is_struct(values.type) else [values.flatten()]
 
 
 def _reason(error: Exception) -> str:
@@ -362,7 +377,7 @@ def _check(kind: pa.DataType, path: str) -> _Check:
         least = -most - 1 if types.is_signed_integer(kind) else 0
         return lambda value: None if type(value) is int and least <= value <= most else _misfit(value, None, kind, path)
     if types.is_floating(kind):
-        return lambda value: None if _is_float(value) else _misfit(value, None, kind, path)
+        return lambda value: None if _is_real(value, kind) else _misfit(value, None, kind, path)
     if types.is_decimal(kind):
         return lambda value: None if _is_decimal(value, kind) else _misfit(value, None, kind, path)
     if _is_text(kind):
@@ -388,10 +403,16 @@ def _check_object(kind: pa.StructType, path: str) -> _Check:
     return check
 
 
-def _is_float(value: Any) -> bool:  # noqa: ANN401 - JSON
+def _is_real(value: Any, kind: pa.DataType) -> bool:  # noqa: ANN401 - JSON
+    """Whether it is a number that is none of the infinities of this width, or is spelled as one of those."""
     if type(value) is str:
         return value in _NOT_FINITE
-    return type(value) in (int, float, Decimal) and -_LARGEST <= value <= _LARGEST
+    try:
+        return type(value) in (int, float, Decimal) and bool(
+            math.isfinite(float(value)) and pack(_WIDTHS[kind.bit_width], value)
+        )
+    except OverflowError:
+        return False
 
 
 def _is_decimal(value: Any, kind: pa.DataType) -> bool:  # noqa: ANN401 - JSON
@@ -473,7 +494,7 @@ def _misfit_pattern(kind: pa.DataType, end: str = "") -> str:
         sign = "" if types.is_signed_integer(kind) else "|-"
         return _other_than("0-9-" + end) + rf"|-?[0-9]+[.eE]|-?[0-9]{{{digits}}}{sign}"
     if types.is_floating(kind):
-        return _other_than("0-9-" + end) + r"|-?[0-9.]+[eE]\+?[0-9]{3}"
+        return _other_than("0-9-" + end) + rf"|-?[0-9.]+[eE]\+?[0-9]{{{3 if kind.bit_width == 64 else 2}}}"  # noqa: PLR2004
     if types.is_decimal(kind):
         whole, rest = max(0, kind.precision - kind.scale) + 1, max(0, kind.scale) + 1
         number = rf'"?[-+]?(?:[0-9]{{{whole}}}|[0-9]*\.[0-9]{{{rest}}}|[0-9.]+[eE])'

@@ -163,7 +163,8 @@ def test_the_words_nan_and_infinity_in_strings_parse_no_value_one_by_one(monkeyp
 BAD_FIELDS = [
     b'{"a":"x"}', b'{"a":99999999999999999999}', b'{"a":1.0}', b'{"a":', b'{"a":1,}', b'{"a":[1],"b":"c"}',
     b'{"b":"\xff"}', b'{"l":[NaN]}', b'{"b":1}', b'{"s":{"t":2}}', b'{"s":[]}', b'{"d":true}', b'{"d":1234567.5}',
-    b'{"d":"1.234"}', b'{"d":"x"}', b'{"d":1e9}', b'{"f":1e400}', b'{"at":"2020-01-01T25:00:00Z"}',
+    b'{"d":"1.234"}', b'{"d":"x"}', b'{"d":1e9}', b'{"f":1e400}', b'{"f":1.7976931348623159e308}', b'{"g":-1e39}',
+    b'{"at":"2020-01-01T25:00:00Z"}',
     b'{"at":"2023-02-29"}', b'{"at":1577836800}', b'{"a":1,"b":"c","a":2}', b'{"s":{"t":true,"t":false}}',
 ]  # fmt: skip
 
@@ -175,7 +176,9 @@ NAN = b'{"f":"NaN","z":1}'
 @pytest.mark.parametrize("value", [*BAD_FIELDS, NAN])
 def test_an_odd_json_value_costs_only_itself(monkeypatch, share: float, value: bytes):
     """By bytes that Arrow reads and values that Python parses: halving reads a chunk ten times, and more."""
-    kind = pa.struct([*ROW, ("d", pa.decimal128(7, 2)), ("f", pa.float64()), ("at", pa.timestamp("us", "UTC"))])
+    kind = pa.struct(
+        [*ROW, ("d", pa.decimal128(7, 2)), ("f", pa.float64()), ("g", pa.float32()), ("at", pa.timestamp("us", "UTC"))]
+    )
     format_ = JsonFormat(kind)
     read, parsed = [], []
     inner, checked = json_values._parsed, JsonFormat._fault
