@@ -23,7 +23,17 @@ from pyarrow import json as arrow_json
 
 from headrace.connectors.formats.json_lines import json_lines, unwritable
 from headrace.connectors.formats.json_times import UnfitTimes, as_texts, as_times
-from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, as_binary, is_text, nullable, without
+from headrace.connectors.formats.value_format import (
+    BadValue,
+    DecodedValues,
+    ValueFormat,
+    as_binary,
+    check_values,
+    exactly,
+    is_text,
+    nullable,
+    without,
+)
 from headrace.enumerator.errors import UsageError
 
 _MOST_JOINED_BYTES = 16 << 20  # read at once; a larger value is read alone
@@ -103,6 +113,7 @@ class JsonFormat(ValueFormat):
 
     def encode(self, values: pa.Array) -> pa.Array:
         """As `ValueFormat` says: every field is written, also a null one."""
+        check_values(values)
         cast = values if values.type == self._type else _cast(values, self._type)
         lines = json_lines(pa.record_batch([cast], names=["v"])).splitlines()
         encoded = pa.array([line[len(b'{"v":') : -1] for line in lines], pa.binary())
@@ -494,7 +505,7 @@ def _misfit_pattern(kind: pa.DataType, end: str = "") -> str:
         sign = "" if types.is_signed_integer(kind) else "|-"
         return _other_than("0-9-" + end) + rf"|-?[0-9]+[.eE]|-?[0-9]{{{digits}}}{sign}"
     if types.is_floating(kind):
-        return _other_than("0-9-" + end) + rf"|-?[0-9.]+[eE]\+?[0-9]{{{3 if kind.bit_width == 64 else 2}}}"  # noqa: PLR2004
+        return _other_than("0-9-" + end) + rf"|-?[0-9.]+[eE]\+?[0-9]{{{3 if kind.bit_width == 64 else 2}}}"
     if types.is_decimal(kind):
         whole, rest = max(0, kind.precision - kind.scale) + 1, max(0, kind.scale) + 1
         number = rf'"?[-+]?(?:[0-9]{{{whole}}}|[0-9]*\.[0-9]{{{rest}}}|[0-9.]+[eE])'
@@ -538,6 +549,6 @@ def _unreadable(kind: pa.DataType) -> pa.DataType | None:
 
 def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
-        return values.cast(kind)
+        return exactly(values, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise UsageError(f"a column of {values.type} is not one of {kind}: {error}") from error

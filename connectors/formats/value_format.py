@@ -77,6 +77,52 @@ class ValueFormat(ABC):
         """
 
 
+def check_values(values: pa.Array) -> None:
+    """Raise UsageError for a value that its type does not have, such as a text that is not UTF-8: Arrow looks when asked."""
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise UsageError(f"a column of {values.type} has a value that its type does not have: {error}") from error
+
+
+def exactly(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The values in another type, where none changes. Raises ArrowInvalid or ArrowNotImplementedError.
+
+    Arrow's own casts round reals and decimals, cut times to days, make any number true, and drop fields of structs.
+    """
+    made = values.cast(kind)
+    if _is_changed(values, made):
+        raise pa.ArrowInvalid("a value would change, or be left out")
+    return made
+
+
+def _is_changed(values: pa.Array, made: pa.Array) -> bool:
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_struct(made.type):
+        fields = dict(zip(made.type.names, made.flatten(), strict=True))
+        given = zip(values.type.names, values.flatten(), strict=True)
+        return any(name not in fields or _is_changed(field, fields[name]) for name, field in given)
+    if pa.types.is_list(made.type):
+        return _is_changed(values.flatten(), made.flatten())
+    if values.type == made.type or not (_is_plain(values.type) and _is_plain(made.type)):
+        return False
+    try:
+        back = made.cast(values.type)
+    except pa.ArrowNotImplementedError:
+        return False
+    same = pc.equal(back, values)
+    if pa.types.is_floating(values.type):
+        same = pc.or_(same, pc.and_(pc.is_nan(back), pc.is_nan(values)))
+    return not pc.all(same, min_count=0).as_py()
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """A number or a time, whose values can be compared once they are cast back."""
+    tests = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_temporal)
+    return any(test(kind) for test in tests)
+
+
 def as_binary(values: pa.Array) -> pa.Array:
     """A binary or string column as one of Arrow's `binary`, without a copy where it is one. Raises UsageError for others."""
     kind = values.type

@@ -100,8 +100,8 @@ def normalised(array: pa.Array, field: Field) -> pa.Array:
         _check_digits(array, field)
     if field.fills and array.null_count:
         raise UsageError(
-            f"column {field.name!r}: the database would put the time or a number in the place of its null: leave out the column, "
-            "or such rows"
+            f"column {field.name!r}: the database would put the time or a number in the place of its null: leave out the "
+            "column, or such rows"
         )
     problem = None if field.rule is None else field.rule(array)
     if problem is not None:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from headrace.connectors.formats.avro import encode as kernel
 from headrace.connectors.formats.avro.program import arrow_type, inside_path, nullable
 from headrace.connectors.formats.avro.schema import AvroArray, AvroEnum, AvroMap, AvroPrimitive, AvroRecord, AvroType, AvroUnion
+from headrace.connectors.formats.value_format import check_values, exactly
 from headrace.enumerator.errors import UsageError
 
 
@@ -21,6 +22,7 @@ def encode(schema: AvroType, values: pa.Array) -> pa.Array:
     Numbers, times and texts are cast to the type that `arrow_type` gives, if no value changes. Raises UsageError, which names
     the field and the first bad row.
     """
+    check_values(values)
     binder = _Binder()
     part = binder.part(schema, values, "")
     encoded, bad = kernel.run(part, binder.out, values)
@@ -147,7 +149,7 @@ def _cast(schema: AvroType, array: pa.Array, path: str) -> pa.Array:
             raise UsageError(f"{_named(path)} is {kind}; this Avro type takes {arrow_type(schema, path)}")
     wanted = pa.string() if isinstance(schema, AvroEnum) else arrow_type(schema, path)
     try:
-        return array if kind == wanted else array.cast(wanted)
+        return array if kind == wanted else exactly(array, wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise UsageError(f"{_named(path)} is {kind}; this Avro type takes {wanted}: {error}") from error
 

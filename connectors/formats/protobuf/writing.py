@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.formats.value_format import check_values, exactly
 from headrace.enumerator.errors import UsageError
 
 
@@ -18,6 +19,7 @@ def writable(values: pa.Array, message: Any, kind: pa.DataType) -> pa.Array:  # 
     Fields are found by their names; those that the column lacks are not set. Raises UsageError, which names the field and the
     first bad row, for a field that the message does not have and for what the message cannot hold.
     """
+    check_values(values)
     return _message(_Place("", None), values, message, kind)
 
 
@@ -97,10 +99,20 @@ def _one(place: _Place, column: pa.Array, field: Any, kind: pa.DataType) -> pa.A
     if field.message_type is not None and pa.types.is_binary(kind) and field.message_type.full_name != _BYTES:
         place.refuse(column.is_valid(), f"is a message {field.message_type.full_name} within itself, which cannot be written")
         return pa.nulls(len(column), kind)
-    return _cast(place, column, kind)
+    made = _cast(place, column, kind)
+    if field.message_type is not None and (allowed := _RANGES.get(field.message_type.full_name)):
+        micros, (first, after) = made.cast(pa.int64()), allowed
+        outside = pc.or_(pc.less(micros, first * 10**6), pc.greater_equal(micros, after * 10**6))
+        place.refuse(outside, f"is beyond what a {field.message_type.full_name} may be")
+    return made
 
 
 _BYTES = "google.protobuf.BytesValue"
+_RANGES = {
+    "google.protobuf.Timestamp": (-62_135_596_800, 253_402_300_800),
+    "google.protobuf.Duration": (-315_576_000_000, 315_576_000_001),
+}
+"""The first second, and the one after the last: the years 1 to 9999, and 10,000 years either way."""
 
 
 def _list(place: _Place, column: pa.Array, kind: pa.DataType, of_items: Callable[[_Place, pa.Array], pa.Array]) -> pa.Array:
@@ -153,6 +165,6 @@ def _enum(place: _Place, column: pa.Array, enum: Any) -> pa.Array:  # noqa: ANN4
 
 def _cast(place: _Place, column: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
-        return column if column.type == kind else column.cast(kind)
+        return column if column.type == kind else exactly(column, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise UsageError(f"{place.named} is {column.type}; this field takes {kind}: {error}") from error

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from headrace.connectors.formats import json_values
 from headrace.connectors.formats.by_name import FORMATS, FormatSpec
 from headrace.enumerator.errors import UsageError
-from headrace.formats import FORMAT_NAMES, AvroFormat, BytesFormat, JsonFormat, StringFormat, create_format
+from headrace.formats import FORMAT_NAMES, AvroFormat, BytesFormat, JsonFormat, ProtobufFormat, StringFormat, create_format
 
 ROW = pa.struct([("a", pa.int64()), ("b", pa.string()), ("l", pa.list_(pa.float64())), ("s", pa.struct([("t", pa.bool_())]))])
 
@@ -56,6 +56,48 @@ def test_strings_are_what_python_decodes_and_the_others_are_bad(items):
             assert column[index].as_py() is None
     assert [each.row for each in bad] == wrong
     assert StringFormat().encode(column).to_pylist() == [None if i in wrong else item for i, item in enumerate(items)]
+
+
+# --- all that have a schema: what is written ---
+def forms(kind: pa.DataType) -> list[Any]:
+    """Of one field of this type."""
+    avro = {
+        pa.float32(): "float", pa.float64(): "double", pa.bool_(): "boolean", pa.string(): "string",
+        pa.date32(): {"type": "int", "logicalType": "date"},
+        pa.decimal128(4, 2): {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2},
+    }  # fmt: skip
+    protobuf = {pa.float32(): "float", pa.float64(): "double", pa.bool_(): "bool", pa.string(): "string"}
+    record = {"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", avro[kind]]}]}
+    found: list[Any] = [AvroFormat(json.dumps(record))]
+    if kind in protobuf:
+        found.append(ProtobufFormat(f'syntax = "proto3"; message M {{ optional {protobuf[kind]} a = 1; }}'))
+    return found if kind == pa.date32() else [*found, JsonFormat(pa.struct([("a", kind)]))]
+
+
+@pytest.mark.parametrize(("kind", "given", "refused"), [
+    (pa.float32(), pa.array([0.5, None, float("nan"), float("-inf")]), pa.array([0.1])),
+    (pa.float32(), pa.array([2**24]), pa.array([1e300])),
+    (pa.float64(), pa.array([Decimal("1.10"), None]), pa.array([Decimal("0.12345678901234567890")])),
+    (pa.bool_(), pa.array([1, 0, None]), pa.array([5])),
+    (pa.date32(), pa.array([86_400, None], pa.timestamp("s")), pa.array([86_399], pa.timestamp("s"))),
+    (pa.decimal128(4, 2), pa.array([1.1, None]), pa.array([1.005])),
+    (pa.string(), pa.array([5, None]), pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())),
+], ids=str)  # fmt: skip
+def test_a_value_is_written_as_it_is_or_refused(kind, given, refused):
+    """Arrow rounds it, makes it infinite or true, and cuts a time to its day; and asks no text whether it is UTF-8."""
+    for form in forms(kind):
+        written = form.encode(pa.StructArray.from_arrays([given], ["a"]))
+        assert form.decode(written).bad == []
+        with pytest.raises(UsageError, match=r"would change|does not have: .*UTF8"):
+            form.encode(pa.StructArray.from_arrays([refused], ["a"]))
+
+
+def test_a_field_that_a_json_type_does_not_have_is_not_left_out():
+    nested = JsonFormat(pa.struct([("l", pa.list_(pa.struct([("a", pa.int64())])))]))
+    narrow = pa.struct([("l", pa.list_(pa.struct([("a", pa.int32())])))])
+    assert nested.encode(pa.array([{"l": [{"a": 5}, None]}], narrow)).to_pylist() == [b'{"l":[{"a":5},null]}']
+    with pytest.raises(UsageError, match="would change, or be left out"):
+        nested.encode(pa.array([{"l": [{"a": 5, "b": 6}]}]))
 
 
 # --- JSON ---
@@ -164,6 +206,7 @@ BAD_FIELDS = [
     b'{"a":"x"}', b'{"a":99999999999999999999}', b'{"a":1.0}', b'{"a":', b'{"a":1,}', b'{"a":[1],"b":"c"}',
     b'{"b":"\xff"}', b'{"l":[NaN]}', b'{"b":1}', b'{"s":{"t":2}}', b'{"s":[]}', b'{"d":true}', b'{"d":1234567.5}',
     b'{"d":"1.234"}', b'{"d":"x"}', b'{"d":1e9}', b'{"f":1e400}', b'{"f":1.7976931348623159e308}', b'{"g":-1e39}',
+    b'{"f":"Infinity","g":1e39}',
     b'{"at":"2020-01-01T25:00:00Z"}',
     b'{"at":"2023-02-29"}', b'{"at":1577836800}', b'{"a":1,"b":"c","a":2}', b'{"s":{"t":true,"t":false}}',
 ]  # fmt: skip

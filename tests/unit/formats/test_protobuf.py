@@ -185,6 +185,10 @@ def test_columns_are_cast_and_found_by_name_and_what_is_missing_is_not_set():
         (pa.array([{"zz": 1, "i": 1}]), "the message p.q.M, which has no field zz"),
         (pa.array([{"ri": 1}]), "field 'ri' is int64; this repeated field takes a list"),
         (pa.array([1]), "the value is int64; the message p.q.M takes a struct"),
+        (
+            pa.array([{"ts": 10**18}], pa.struct([("ts", pa.timestamp("us", "UTC"))])),
+            "'ts' is beyond what a google.protobuf.Time",
+        ),
     ]:
         with pytest.raises(UsageError, match=words):
             made.encode(wrong)
