@@ -20,12 +20,14 @@ from headrace.enumerator.errors import UsageError
 
 _DELETED = "_headrace_deleted"
 _SEQUENCE = "_headrace_sequence_"
-_ROW = "__headrace_row"
+_CHANGE, _ROW = "__headrace_change", "__headrace_row"
 
 _UPSERTS = ("c", "r", "u", "+I", "+U", "insert", "update", "upsert", "update_postimage", "false")
 _DELETES = ("d", "-D", "delete", "true")
-_BEFORE = ("-U", "update_preimage")
+_FOLLOWED = ("-U",)
 """What comes before the row that takes its place: nothing is to be done for it."""
+_BEFORE = ("update_preimage",)
+"""What was there before a change of Delta's feed, which may give the row another key: then the old one goes."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class Changes:
       that comes twice in an epoch is refused. A change of a later epoch is always the later one.
     - `change_type`: a column that says what becomes of the row, which is not written: Debezium's `op` (c, r, u, d), the row
       kinds of changelogs (+I, -U, +U, -D), Delta's `_change_type` (insert, update_preimage, update_postimage, delete), or a
-      boolean that is true for a delete. Of a delete only the keys count. None: every row is inserted, or takes the place of
-      another.
+      boolean that is true for a delete. Of a delete only the keys count. A preimage deletes, unless another change of its key
+      has the same sequence. None: every row is inserted, or takes the place of another.
 
     Raises UsageError for what contradicts itself.
     """
@@ -78,13 +80,18 @@ class Changes:
         return schema
 
     def applied(self, batch: pa.RecordBatch, where: str) -> tuple[pa.RecordBatch, pa.BooleanArray]:
-        """Without the rows that only say what was there before, and for each row that is left whether it is deleted.
+        """Without the rows that their new values follow, and for each row that is left whether it is deleted.
+
+        Null: it is, unless a change of the same key and sequence takes its place.
 
         Raises UsageError naming a column that is missing, and for a value that no change type has.
         """
         self._check_columns(batch.schema, where)
-        deleted = self._deleted(batch, where)
-        return (batch.filter(pc.is_valid(deleted)), deleted.drop_null()) if deleted.null_count else (batch, deleted)
+        followed, deleted = self._deleted(batch, where)
+        if followed is None or not pc.any(followed, min_count=0).as_py():
+            return batch, deleted
+        kept = pc.invert(followed)
+        return batch.filter(kept), deleted.filter(kept)
 
     def staged(self, batch: pa.RecordBatch, deleted: pa.BooleanArray, schema: pa.Schema, where: str) -> pa.RecordBatch:
         """The rows that `applied` gave as a task stores them: columns of `table_columns`, what is deleted, and the sequence.
@@ -113,25 +120,25 @@ class Changes:
             if rows.names.count(name) != 1:
                 raise UsageError(f"{where}: changes need the column {name!r}; the columns are {', '.join(rows.names)}")
 
-    def _deleted(self, batch: pa.RecordBatch, where: str) -> pa.BooleanArray:
-        """For each row whether it is deleted; null for one that comes before its new value."""
+    def _deleted(self, batch: pa.RecordBatch, where: str) -> tuple[pa.BooleanArray | None, pa.BooleanArray]:
+        """For each row whether its new value follows, None if of none; and whether it is deleted, as `applied` says."""
         if self.change_type is None:
-            return pa.repeat(pa.scalar(value=False), batch.num_rows)
+            return None, pa.repeat(pa.scalar(value=False), batch.num_rows)
         kinds = batch.column(self.change_type)
         if not types.is_boolean(kinds.type):
             kinds = pc.cast(kinds, pa.string())
-            known = pc.is_in(kinds, pa.array([*_UPSERTS, *_DELETES, *_BEFORE]))
+            known = pc.is_in(kinds, pa.array([*_UPSERTS, *_DELETES, *_FOLLOWED, *_BEFORE]))
             if not pc.all(known, min_count=0).as_py():
                 (found, *_) = kinds.filter(pc.invert(known)).to_pylist()
                 raise UsageError(
                     f"{where}: column {self.change_type!r} says what becomes of a row by {', '.join((*_UPSERTS, *_DELETES))}, "
                     f"and not by {found!r}"
                 )
-            deletes = pc.is_in(kinds, pa.array([*_DELETES]))
-            return pc.if_else(pc.is_in(kinds, pa.array([*_BEFORE])), pa.scalar(None, pa.bool_()), deletes)
+            followed, deletes = pc.is_in(kinds, pa.array([*_FOLLOWED])), pc.is_in(kinds, pa.array([*_DELETES]))
+            return followed, pc.if_else(pc.is_in(kinds, pa.array([*_BEFORE])), pa.scalar(None, pa.bool_()), deletes)
         if kinds.null_count:
             raise UsageError(f"{where}: column {self.change_type!r} says whether a row is deleted, and is null in one")
-        return kinds
+        return None, kinds
 
     def stored(self) -> Mapping[str, Any]:
         """As JSON."""
@@ -153,17 +160,18 @@ def last_of_each_key(changes: Changes, staged: pa.Table, where: str) -> tuple[pa
 
     Raises UsageError for a key with two changes of which nothing states which is the later one.
     """
-    order = [(f"{_SEQUENCE}{at}", "ascending") for at in range(len(changes.sequence))]
-    rows = staged.sort_by(order) if order else staged
-    keys = rows.select(changes.keys).append_column(_ROW, row_numbers(rows.num_rows))
-    groups = keys.group_by(list(changes.keys), use_threads=False).aggregate([(_ROW, "max"), (_ROW, "count")])
-    if not order and groups.num_rows < rows.num_rows:
-        twice = groups.filter(pc.greater(groups[f"{_ROW}_count"], 1)).select(changes.keys).slice(0, 1).to_pylist()[0]
-        raise UsageError(f"{where}: {twice} has more than one change in an epoch, and no sequence states which is the last")
+    order = [*(f"{_SEQUENCE}{at}" for at in range(len(changes.sequence))), _CHANGE]
+    rows = staged.append_column(_CHANGE, pc.is_valid(staged[_DELETED])).sort_by([(name, "ascending") for name in order])
+    keys = rows.select([*changes.keys, _CHANGE]).append_column(_ROW, row_numbers(rows.num_rows))
+    groups = keys.group_by(list(changes.keys), use_threads=False).aggregate([(_ROW, "max"), (_CHANGE, "sum")])
+    twice = groups.filter(pc.greater(groups[f"{_CHANGE}_sum"], 1)).select(changes.keys)
+    if not changes.sequence and twice.num_rows:
+        (first,) = twice.slice(0, 1).to_pylist()
+        raise UsageError(f"{where}: {first} has more than one change in an epoch, and no sequence states which is the last")
     last = rows.take(groups[f"{_ROW}_max"].sort())
     there = last.filter(pc.invert(last[_DELETED]))
     ours = [name for name in staged.column_names if name == _DELETED or name.startswith(_SEQUENCE)]
-    return last.select(changes.keys), there.drop_columns(ours)
+    return last.select(changes.keys), there.drop_columns([*ours, _CHANGE])
 
 
 def without_keys(rows: pa.Table, keys: pa.Table) -> pa.Table:

@@ -244,6 +244,28 @@ def test_change_types_of_other_systems(tmp_path):
             rig.commit(1, (1, None, "t"))
 
 
+LATE = (2, "b", "update_preimage", 2)
+
+
+@KINDS
+@pytest.mark.parametrize("sequence", [("offset",), ()])
+def test_a_key_that_an_update_of_deltas_feed_changes_leaves_no_row(tmp_path, kind, sequence):
+    """Rows of one change have one sequence, and come in any order, from any task."""
+    rig = Rig(kind, tmp_path, Changes(("id",), sequence, "op"))
+
+    def commit(epoch: int, *rows: tuple[int, str, str, int]) -> None:
+        batch = pa.RecordBatch.from_pydict(dict(zip(ROWS.names, zip(*rows, strict=True), strict=True)), ROWS)
+        handles = [rig.prepared(epoch, batch.slice(at, 1), at) for at in range(batch.num_rows)]
+        driver(rig.sink).commit(epoch, tuple(handles))
+
+    commit(0, (1, "a", "insert", 1), (2, "b", "insert", 1))
+    commit(1, (5, "a", "update_postimage", 2), (1, "a", "update_preimage", 2), (2, "c", "update_postimage", 2), LATE)
+    assert rig.rows() == {5: "a", 2: "c"}
+    if sequence:
+        commit(2, (5, "d", "update_postimage", 3), (5, "a", "update_preimage", 3), (5, "d", "update_preimage", 4))
+        assert rig.rows() == {2: "c"}
+
+
 def test_a_boolean_says_what_is_deleted_and_without_a_change_type_every_row_takes_the_place_of_another(tmp_path):
     schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("gone", pa.bool_())])
     rig = Rig("delta", tmp_path / "a", Changes(("id",), (), "gone"), schema)
