@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import IO, Any
@@ -64,11 +65,23 @@ def create_writer(
     file_format: FileFormat, file: IO[bytes], schema: pa.Schema, *, row_group_bytes: int, compression: str
 ) -> RowWriter:
     """A writer of this format. Raises UsageError naming the column, for a type that the format cannot hold."""
+    if (name := _named_twice([*schema])) is not None:
+        raise UsageError(f"a file has each column, and each field of a struct, once; {name!r} comes twice: rename one of them")
     match file_format:
         case FileFormat.PARQUET:
             return _ParquetWriter(file, schema, row_group_bytes, compression)
         case FileFormat.JSON_LINES:
             return _JsonLinesWriter(file, schema)
+
+
+def _named_twice(fields: Sequence[pa.Field]) -> str | None:
+    """A name that no reader could tell from another one, at any depth; None if there is none."""
+    names: list[str] = [field.name for field in fields]
+    if len(set(names)) < len(names):
+        return next(name for name in names if names.count(name) > 1)
+    nested = (field.type for field in fields if pa.types.is_nested(field.type))
+    found = (_named_twice([kind.field(index) for index in range(kind.num_fields)]) for kind in nested)
+    return next((name for name in found if name is not None), None)
 
 
 def _check_schema(expected: pa.Schema, found: pa.Schema) -> None:
@@ -132,8 +145,6 @@ class _JsonLinesWriter(RowWriter):
         for field in schema:
             if found := unwritable(field.type):
                 raise UsageError(f"column {field.name!r}: JSON lines have no form for {found}")
-        if len(set(schema.names)) != len(schema.names):
-            raise UsageError(f"a JSON object has each name once; the columns are {schema.names}")
 
     def write(self, batch: pa.RecordBatch) -> None:
         _check_schema(self._schema, batch.schema)

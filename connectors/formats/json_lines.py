@@ -24,6 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from headrace.enumerator.errors import UsageError
+
 _NO_NUMBERS = {"nan": '"NaN"', "-nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
 _SECONDS_OF_400_YEARS = 12_622_780_800
 _SAFE_CYCLES = 70  # 28,000 years
@@ -165,8 +167,11 @@ def _moments(array: pa.Array, form: str) -> list[str]:
 
 
 def _durations(array: pa.Array) -> Iterable[str]:
-    per_second = _PER_SECOND[array.type.unit]
-    return (_interval(value * 1_000_000 // per_second) for value in array.cast(pa.int64()).to_pylist())
+    try:
+        microseconds = array.cast(pa.duration("us")).cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise UsageError(f"a duration is written in microseconds as 64 bits hold them: {error}") from error
+    return map(_interval, microseconds.to_pylist())
 
 
 def _interval(microseconds: int) -> str:

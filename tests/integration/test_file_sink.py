@@ -231,10 +231,21 @@ def test_a_type_that_the_format_cannot_hold_is_refused_and_the_column_is_named(t
     assert left_over(sink) == []
 
 
-def test_two_columns_of_one_name_are_no_json_object(tmp_path):
-    batch = pa.record_batch([pa.array([1]), pa.array([2])], names=["a", "a"])
-    with pytest.raises(UsageError, match="each name once"):
-        FileSink(str(tmp_path), FileFormat.JSON_LINES).begin(Attempt(JOB, 0, 0, 0)).write(batch)
+@pytest.mark.parametrize("file_format", FileFormat)
+@pytest.mark.parametrize("names", [["a", "b", "a"], ["s"]])
+def test_what_is_named_twice_is_not_written(tmp_path, file_format, names):
+    """Readers take one of the two, or refuse the folder."""
+    struct = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    batch = pa.record_batch([struct] if names == ["s"] else [pa.array([1])] * 3, names=names)
+    with pytest.raises(UsageError, match="once; 'a' comes twice"):
+        FileSink(str(tmp_path), file_format).begin(Attempt(JOB, 0, 0, 0)).write(batch)
+
+
+def test_a_duration_with_more_digits_than_an_interval_is_not_cut(tmp_path):
+    with pytest.raises(UsageError, match=r"a duration is written in microseconds.*would lose data"):
+        FileSink(str(tmp_path), FileFormat.JSON_LINES).begin(Attempt(JOB, 0, 0, 0)).write(
+            pa.record_batch({"d": pa.array([1], pa.duration("ns"))})
+        )
 
 
 def test_row_groups_are_made_of_many_batches(tmp_path):
