@@ -84,6 +84,26 @@ def test_a_partition_that_is_no_column_is_refused_by_name(tmp_path, kind, partit
 
 
 @KINDS
+@pytest.mark.parametrize("type_", [
+    pa.map_(pa.string(), pa.int32()), pa.list_(pa.map_(pa.string(), pa.string())),
+    pa.struct([("m", pa.map_(pa.string(), pa.int8()))]),
+], ids=str)  # fmt: skip
+def test_maps_that_were_filtered_are_written(tmp_path, kind, type_):
+    """Arrow would end the process."""
+    item = 1 if "int" in str(type_) else "1"
+    maps = [[("a", item)], None, [("b", None)]]
+    values = (
+        [{"m": each} for each in maps] if pa.types.is_struct(type_) else maps if pa.types.is_map(type_) else [maps, None, []]
+    )
+    batch = pa.record_batch([pa.array(range(3)), pa.array(values, type_)], names=["id", "c"])
+    sink = sink_of(kind, tmp_path)
+    sink.create_table(batch.schema)
+    commit_rows(sink, 0, batch.filter(pa.array([False, True, True])), batch.take(pa.array([0])))
+    stored = rows_of(kind, tmp_path).sort_by("id")
+    assert (stored["id"].to_pylist(), stored["c"].to_pylist()[0]) == ([0, 1, 2], values[0])
+
+
+@KINDS
 def test_a_partition_of_a_date_after_the_year_9999_is_refused(tmp_path, kind):
     batch = pa.record_batch([pa.array([3_000_000], pa.date32()), [1]], names=["day", "id"])
     sink = sink_of(kind, tmp_path)
