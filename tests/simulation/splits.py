@@ -36,7 +36,7 @@ from tests.helpers.split_sources import Feed, FeedDiscovery, Piece, Pile, PileDi
 from tests.simulation.search import Adversary
 
 CHECKPOINT = "/simulated"
-CALM_BATCHES = 60
+CALM_BATCHES = 200
 MOST_SPLITS = 3
 KEPT_READINGS, SWEEP_EVERY = 3, 2  # so that records are removed in a short time, too
 SLOW_AT_MOST = 3
