@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from itertools import islice
-from typing import Any, Generic
+from typing import Generic
 
 from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint
@@ -230,7 +230,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         return [ev.SwitchStage(self.stage, self.cursor, splits, ev.SPLITS_AT_ONCE)]
 
 
-def _kind_of(findings: DiscoveryResult[Any]) -> Trigger:
+def _kind_of(findings: DiscoveryResult[SplitT]) -> Trigger:
     if findings.complete:
         return Trigger.LAST_ANSWER
     if findings.stage is not None and findings.stage.is_found:

@@ -79,8 +79,8 @@ class HybridSource(Source[HybridSplit]):
     - `discovery_interval_s`: seconds between two looks for new splits. Default: the shortest of these sources', 300 where a
       function makes one.
 
-    All have the same columns, of the same types. The next stage starts when all splits of the previous one are read. With Beam
-    it starts as soon as all are found, while readers may still read the previous one: they do not report to discovery there.
+    All have the same columns, of the same types. The next stage starts when all splits of the previous one are read; where no
+    reader reports to discovery, as soon as all are found, while readers may still read the previous one.
     If a reader is lost after the switch, what it had read of the previous stage since the last checkpoint is read again, while
     others read the next one.
 
