@@ -23,8 +23,8 @@ from headrace.enumerator.errors import ProtocolViolationError, UsageError, is_re
 from headrace.enumerator.events import Assign, Command
 from headrace.enumerator.ledger import Ledger
 from headrace.enumerator.pauses import DiscoveryPauses
-from headrace.enumerator.source import DiscoveryResult, JsonObject, Stage
-from headrace.enumerator.split import SplitT, StagedSplit
+from headrace.enumerator.source import DiscoveryResult, JsonObject, Stage, is_before
+from headrace.enumerator.split import SplitT
 
 
 class Discovery(Enum):
@@ -190,9 +190,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         """Whether such a split leaves the ledger when it is finished, as an incremental discovery and a later stage do not
         find it again.
         """
-        if self.cursor is not None:
-            return True
-        return self.stage is not None and isinstance(split, StagedSplit) and split.stage < self.stage.number
+        return self.cursor is not None or (self.stage is not None and is_before(split, self.stage))
 
     def reader_registered(self, reader: int) -> None:
         """A reader has started, without splits. Default: nothing to do."""

@@ -20,6 +20,7 @@ from headrace.enumerator.source import (
     SplitDiscovery,
     Stage,
     StagedDiscovery,
+    is_before,
 )
 from headrace.enumerator.split import OffsetSplitT, SplitT
 
@@ -40,11 +41,18 @@ class ResumedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
     def initial(self) -> DiscoveryResult[SplitT]:
         """Raises UsageError where a split was read to its end and others may appear: it would be found again."""
         left = {state.split.split_id: state.split for state in self._checkpoint.splits if not state.finished}
+        stage = self._checkpoint.stage
         if self._checkpoint.exhausted:
-            return DiscoveryResult(list(left.values()), complete=True, stage=self._checkpoint.stage)
+            return DiscoveryResult(list(left.values()), complete=True, stage=stage)
         finished = [state.split for state in self._checkpoint.splits if state.finished]
-        if finished:
-            raise UsageError(f"source {self._source.name!r} cannot start there: {finished[0].split_id} was read to its end")
+        earlier = [split for split in finished if stage is not None and is_before(split, stage)]
+        if len(finished) > len(earlier):
+            split = next(split for split in finished if split not in earlier)
+            raise UsageError(f"source {self._source.name!r} cannot start there: {split.split_id} was read to its end")
+        if earlier:
+            self._source.splits_finished(earlier)
+        if stage is not None and stage.is_found:
+            return DiscoveryResult(list(left.values()), stage=stage)
         found = self._discovery.later_or_raise(left)
         return DiscoveryResult([*left.values(), *found.added], found.missing, found.complete, stage=found.stage)
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, Self
 import pyarrow as pa
 
 from headrace.enumerator.errors import ProtocolViolationError, RetriableError
-from headrace.enumerator.split import OffsetSplitT, SplitT
+from headrace.enumerator.split import OffsetSplitT, SourceSplit, SplitT, StagedSplit
 
 JsonObject = Mapping[str, Any]
 ALL_SPLITS = sys.maxsize
@@ -46,6 +46,11 @@ class Stage:
     end: JsonObject | None
     in_pieces: bool
     is_found: bool
+
+
+def is_before(split: SourceSplit, stage: Stage) -> bool:
+    """Whether the split is of an earlier stage."""
+    return isinstance(split, StagedSplit) and split.stage < stage.number
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,9 @@ class SourceDriver(Generic[SplitT]):
     def _switch(self, switch: ev.SwitchStage[SplitT]) -> DiscoveryResult[SplitT]:
         if not isinstance(self._discovery, StagedDiscovery):
             raise StateError(f"the state is of a source of several stages, in {switch.stage}, and {self._source.name} has none")
-        return self._first(self._discovery.following(switch.stage, switch.cursor, switch.splits), switch.limit)
+        following = self._discovery.following(switch.stage, switch.cursor, switch.splits)
+        log.info("%s: stage %d, %s, is read; %s follows", self._source.name, switch.stage.number, switch.stage.source, following)
+        return self._first(following, switch.limit)
 
     def _after(self, discovery: SplitDiscovery[SplitT], cursor: JsonObject | None, limit: int) -> DiscoveryResult[SplitT]:
         """Raises StateError for a cursor of another kind of discovery, and ProtocolViolationError for an answer without one."""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from headrace.enumerator.envelope import readable_version, stored_number
-from headrace.enumerator.errors import StateError, UsageError
+from headrace.enumerator.errors import HeadraceError, StateError, UsageError
 from headrace.enumerator.source import (
     Boundedness,
     DiscoveryResult,
@@ -229,7 +229,7 @@ class HybridSource(Source[HybridSplit]):
     def _make(self, stage: int, factory: Callable[[SourceEnd], Source[Any]], end: JsonObject | None) -> Source[Any]:
         if end is None:
             raise StateError(f"the state is in stage {stage} of a hybrid source, and has not what the previous one ended with")
-        source = factory(SourceEnd(end))
+        source = self._called(stage, factory, SourceEnd(end))
         if not isinstance(source, Source) or isinstance(source, HybridSource):
             raise UsageError(f"the function for stage {stage} of a hybrid source has given {source!r}, and not one source")
         self._check_columns(stage, source)
@@ -241,6 +241,16 @@ class HybridSource(Source[HybridSplit]):
                 f"boundedness=Boundedness.{source.boundedness.name}"
             )
         return source
+
+    def _called(self, stage: int, factory: Callable[[SourceEnd], Source[Any]], end: SourceEnd) -> Source[Any]:
+        """What the function raises by mistake is not taken for damage of a checkpoint."""
+        try:
+            return factory(end)
+        except (HeadraceError, OSError):
+            raise
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise UsageError(f"the function for stage {stage} of a hybrid source has failed with {end}: {problem}") from error
 
     def _check_end(self, stage: int, source: Source[Any]) -> None:
         if source.boundedness is not Boundedness.BOUNDED:

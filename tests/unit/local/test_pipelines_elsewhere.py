@@ -20,19 +20,22 @@ import apache_beam as beam
 from apache_beam.testing.util import assert_that, equal_to
 
 from headrace.beam import BeamSource, ReadFromKafka, ReadFromSource
+from headrace.connectors.base.hybrid import HybridSplit
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
 from headrace.enumerator.events import DiscoverAfter, DiscoverInitial
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import ResumedDiscovery, ResumedLogDiscovery, resumed, resumed_discovery
+from headrace.enumerator.source import Stage
 from headrace.enumerator.source_driver import SourceDriver
 from headrace.files import FileSource
 from headrace.formats import JsonFormat
 from headrace.kafka import AtLeastOnceKafkaSink, DeadLetters, KafkaSink, KafkaSource, KafkaSplit, Latest, Timestamp
 from headrace.run import Pipeline
 from headrace.runners.beam.coders import EnumerationFormat, ReaderFormat
+from headrace.runners.beam.enumerate import look
 from headrace.runners.beam.event_time import SplitWatermark
-from headrace.runners.beam.split_restriction import Enumerated
+from headrace.runners.beam.split_restriction import Enumerated, Fresh
 from headrace.runners.local.savepoints import Savepoint
 from headrace.runners.spark import writers
 from headrace.sinks import FunctionSink
@@ -363,6 +366,27 @@ class TestResumed:
         assert [look.more for look in looks] == more
         assert [split.split_id for look in looks for split in look.added] == (["b"] if bounded else ["b", "c"])
         assert source.log.finished() == ["a"], "it may have died before it was reported"
+
+    @pytest.mark.parametrize(("stage", "found"), [
+        (Stage(0, "memory-pieces", None, in_pieces=True, is_found=False), [["0:b"], ["0:c"], ["1:d"]]),
+        (Stage(0, "memory-pieces", None, in_pieces=True, is_found=True), [["0:b"], ["1:d"]]),
+        (Stage(1, "memory", {"cursor": {"found": 2}}, in_pieces=False, is_found=False), [["0:b", "1:d"]]),
+    ])  # fmt: skip
+    def test_one_source_after_another_continues_in_its_stage(self, stage, found):
+        """Each is discovered once, and nothing of the stages before; what is finished is reported."""
+        pieces = MemoryPieces(log_of(a="1", b="2", c="3"), bounded=True, found_at_once=2)
+        source = Hybrid(pieces, then=MemorySource(log_of(d="4")))
+        splits = [SplitState(HybridSplit(0, None, MemorySplit(name, 0, 1)), finished=name == "a") for name in "ab"]
+        cursor = {"found": 3 if stage.is_found else 2, "stop": 3} if stage.number == 0 else None
+        saved = Checkpoint(3, tuple(splits), exhausted=False, cursor=cursor, stage=stage)
+        driver = SourceDriver(source, resumed_discovery(source, saved))
+        looks = [look(Fresh(), driver)]
+        while looks[-1].more:
+            looks.append(look(Enumerated(looks[-1].checkpoint), driver))
+        assert [[split.split_id for split in each.added] for each in looks] == found
+        assert pieces.log.finished() == ["a"]
+        with pytest.raises(StateError, match="it has no stages, as Stage"):
+            resumed_discovery(pieces, saved)
 
     def test_a_cursor_is_not_for_a_source_of_another_kind(self):
         with pytest.raises(StateError, match="source 'memory' cannot start there: it does not continue at the cursor"):
