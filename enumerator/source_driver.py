@@ -163,7 +163,8 @@ class SourceDriver(Generic[SplitT]):
         if not isinstance(self._discovery, StagedDiscovery):
             raise StateError(f"the state is of a source of several stages, in {switch.stage}, and {self._source.name} has none")
         following = self._discovery.following(switch.stage, switch.cursor, switch.splits)
-        log.info("%s: stage %d, %s, is read; %s follows", self._source.name, switch.stage.number, switch.stage.source, following)
+        before = switch.stage
+        log.info("%s: stage %d, %s, is read; %s follows", self._source.name, before.number, before.source, following)
         return self._first(following, switch.limit)
 
     def _after(self, discovery: SplitDiscovery[SplitT], cursor: JsonObject | None, limit: int) -> DiscoveryResult[SplitT]:
