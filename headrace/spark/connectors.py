@@ -103,7 +103,7 @@ def reading(options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
         raise UsageError(f"connector '{name}' cannot be read, only written; '{KAFKA}' and '{FILES}' can be read")
     if not is_dry_run(others):
         return name, others
-    return name, _dry_run(others) if name == KAFKA else _without_dry_run(others)
+    return name, _DRY_RUNS[name](_without_dry_run(others))
 
 
 _LEFT_OUT_OF_DRY_RUNS = re.compile(
@@ -114,7 +114,16 @@ _LEFT_OUT_OF_DRY_RUNS = re.compile(
 def _dry_run(options: Mapping[str, str]) -> dict[str, str]:
     """The options of a read that takes a few of the first records, and shows no group of it."""
     left = {name: value for name, value in options.items() if not _LEFT_OUT_OF_DRY_RUNS.fullmatch(name.lower())}
-    return _without_dry_run(left) | {"startingoffsets": "earliest", "maxoffsetspertrigger": str(ROWS)}
+    return left | {"startingoffsets": "earliest", "maxoffsetspertrigger": str(ROWS)}
+
+
+def _dry_run_of_files(options: Mapping[str, str]) -> dict[str, str]:
+    """The options of a read of one file at a time, which stays where it is."""
+    changed = ("cleansource", "sourcearchivedir", "startfromsavepoint", "maxfilespertrigger")
+    return {name: value for name, value in options.items() if name.lower() not in changed} | {"maxfilespertrigger": "1"}
+
+
+_DRY_RUNS: Mapping[str, Callable[[Mapping[str, str]], dict[str, str]]] = {KAFKA: _dry_run, FILES: _dry_run_of_files}
 
 
 def _without_dry_run(options: Mapping[str, str]) -> dict[str, str]:
