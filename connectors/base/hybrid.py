@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -190,25 +189,22 @@ class HybridSource(Source[HybridSplit]):
 
     def on_splits_missing(self, splits: Sequence[HybridSplit]) -> None:
         """As the stages' sources."""
-        for source, inner in self._by_stage(splits):
+        for source, inner in self._by_stage(splits).values():
             source.on_splits_missing(inner)
 
     def confirm_deleted(self, splits: Sequence[HybridSplit]) -> frozenset[str]:
         """As the stages' sources."""
-        ids: set[str] = set()
-        for source, inner in self._by_stage(splits):
-            gone = source.confirm_deleted(inner)
-            ids |= {split.split_id for split in splits if split.split.split_id in gone and split.split in inner}
-        return frozenset(ids)
+        by_stage = self._by_stage(splits).items()
+        return frozenset(f"{stage}:{gone}" for stage, (source, inner) in by_stage for gone in source.confirm_deleted(inner))
 
     def check_readable(self, splits: Sequence[HybridSplit]) -> None:
         """As the stages' sources."""
-        for source, inner in self._by_stage(splits):
+        for source, inner in self._by_stage(splits).values():
             source.check_readable(inner)
 
     def splits_finished(self, splits: Sequence[HybridSplit]) -> None:
         """As the stages' sources."""
-        for source, inner in self._by_stage(splits):
+        for source, inner in self._by_stage(splits).values():
             source.splits_finished(inner)
 
     @property
@@ -218,13 +214,15 @@ class HybridSource(Source[HybridSplit]):
 
     def checkpoint_completed(self, splits: Sequence[HybridSplit]) -> None:
         """As the stages' sources."""
-        for source, inner in self._by_stage(splits):
+        for source, inner in self._by_stage(splits).values():
             source.checkpoint_completed(inner)
 
-    def _by_stage(self, splits: Sequence[HybridSplit]) -> list[tuple[Source[Any], list[Any]]]:
-        in_order = sorted(splits, key=lambda split: split.stage)
-        groups = [list(group) for _, group in groupby(in_order, key=lambda split: split.stage)]
-        return [(self.source_of(group[0].stage, group[0].end), [split.split for split in group]) for group in groups]
+    def _by_stage(self, splits: Sequence[HybridSplit]) -> dict[int, tuple[Source[Any], list[Any]]]:
+        found: dict[int, tuple[Source[Any], list[Any]]] = {}
+        for split in sorted(splits, key=lambda split: split.stage):
+            _, own = found.setdefault(split.stage, (self.source_of(split.stage, split.end), []))
+            own.append(split.split)
+        return found
 
     def _make(self, stage: int, factory: Callable[[SourceEnd], Source[Any]], end: JsonObject | None) -> Source[Any]:
         if end is None:

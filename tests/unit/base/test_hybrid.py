@@ -186,7 +186,7 @@ class Asked(MemorySource):
 
     def confirm_deleted(self, splits):
         self.note("deleted", splits)
-        return frozenset({"a"})
+        return frozenset({"a"}) & {split.split_id for split in splits}
 
     def check_readable(self, splits):
         self.note("readable", splits)
