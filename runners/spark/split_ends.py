@@ -7,6 +7,7 @@ read. Called in Spark's workers, and by the planner in the driver's process.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic
 from uuid import uuid4
@@ -19,6 +20,7 @@ from headrace.runners.spark.split_state import FOLDER, ReadingFormat, SplitEnd, 
 KEPT_READINGS = 100
 """As many as Spark keeps of a query's batches by default: a copy of its checkpoint may go back as far."""
 _SWEEP_EVERY = 20
+_READS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,9 @@ class EndsLog(Generic[SplitT]):
         A task without a record has given no row to anything that counts. A record is made for it, that it has read nothing, so
         that an attempt which is still under way somewhere can make none.
         """
-        return [self._closed(TaskName.of(reading, number), splits) for number, splits in enumerate(reading.tasks)]
+        tasks = [TaskName.of(reading, number) for number in range(len(reading.tasks))]
+        with ThreadPoolExecutor(_READS_AT_ONCE) as pool:  # of a store far away each takes tens of milliseconds
+            return list(pool.map(self._closed, tasks, reading.tasks))
 
     def remove_old(self, reading: SplitReading[SplitT]) -> None:
         """Remove the query's records that no replay can ask for any more. What cannot be removed now is the next call's."""

@@ -14,7 +14,7 @@ from typing import Generic
 
 import pyarrow as pa
 
-from headrace.enumerator.errors import DataLossError, DeadlineExceededError
+from headrace.enumerator.errors import DataLossError, DeadlineExceededError, StateError
 from headrace.enumerator.source import Source, SplitBatch
 from headrace.enumerator.split import SplitT
 from headrace.runners.spark.split_ends import EndsLog, TaskName
@@ -65,7 +65,8 @@ class OpenTask(Generic[SplitT]):
                 return
             del batches
             recorded = self.log.find(self.name)
-            assert recorded is not None  # `record` has met it
+            if recorded is None:
+                raise StateError(f"{self.name.file} is gone: this attempt is of a batch that ended long ago")
         yield from self._replay(recorded, clock)
 
     def _read_on(self, clock: Callable[[], float]) -> tuple[list[pa.RecordBatch], TaskEnds[SplitT]]:
