@@ -85,6 +85,8 @@ class EndsLog(Generic[SplitT]):
         that an attempt which is still under way somewhere can make none.
         """
         tasks = [TaskName.of(reading, number) for number in range(len(reading.tasks))]
+        if len(tasks) < _READS_AT_ONCE:
+            return list(map(self._closed, tasks, reading.tasks))
         with ThreadPoolExecutor(_READS_AT_ONCE) as pool:  # of a store far away each takes tens of milliseconds
             return list(pool.map(self._closed, tasks, reading.tasks))
 

@@ -244,6 +244,15 @@ def test_a_replay_that_does_not_get_its_records_fails(shelf: Shelf, feed: Query)
         feed.run()
 
 
+def test_records_of_many_tasks_are_found(shelf: Shelf, feed: Query) -> None:
+    for number in range(40):
+        shelf.add(f"{number:02}", str(number))
+    assert len(feed.batch() or ()) == 40
+    assert len(feed.tasks()) == 40
+    shelf.add("00", "more")
+    assert feed.batch() == ["more"]
+
+
 def test_a_damaged_record_is_named(shelf: Shelf, feed: Query, tmp_path: Path) -> None:
     shelf.add("a", "a0")
     feed.batch()
