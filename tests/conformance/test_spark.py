@@ -58,6 +58,7 @@ class ServedLog(MemoryContext):
         self.log.serve()
 
 
+@pytest.mark.full
 class TestMemory(OnSpark):
     """Ranges of offsets, planned by the driver."""
 
@@ -76,6 +77,7 @@ class ServedPieces(PiecesContext):
         return source
 
 
+@pytest.mark.full
 class TestPieces(OnSpark):
     """Finite splits, found by a cursor."""
 
@@ -125,6 +127,7 @@ class TextFiles(files.TextContext):
         return self.source(watch=watch, **({"discovery_interval_s": 0.3} if watch else {}))
 
 
+@pytest.mark.full
 class TestFiles(OnSpark):
     """Finite splits, found by a cursor."""
 
@@ -133,6 +136,7 @@ class TestFiles(OnSpark):
 
 
 @pytest.mark.broker
+@pytest.mark.full
 class TestKafka(OnSpark):
     """Ranges of offsets of a real topic."""
 
@@ -151,6 +155,7 @@ class ServedHybrid(HybridContext):
             log.serve()
 
 
+@pytest.mark.full
 class TestHybrid(OnSpark):
     """Finite splits, then a log."""
 
@@ -158,6 +163,7 @@ class TestHybrid(OnSpark):
         return ServedHybrid()
 
 
+@pytest.mark.full
 class TestBeamText(OnSpark):
     """Finite splits, all known at once."""
 
