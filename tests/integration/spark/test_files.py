@@ -117,9 +117,15 @@ class TestBatch:
         with pytest.raises(PySparkException, match=complaint):
             spark.range(1).write.format("headrace").options(**named).mode(mode).save(str(tmp_path / "out"))
 
-    def test_reading_is_refused(self, spark, tmp_path):
-        with pytest.raises(PySparkException, match="connector 'files' cannot be read, only written"):
-            spark.read.format("headrace").option("connector", "files").load(str(tmp_path))
+    def test_a_folder_without_files_needs_a_schema(self, spark, tmp_path):
+        reader = spark.read.format("headrace").option("connector", "files")
+        with pytest.raises(PySparkException, match="give the schema"):
+            reader.load(str(tmp_path))
+        assert reader.schema("id BIGINT").load(str(tmp_path)).collect() == []
+
+    def test_a_table_is_not_read(self, spark, tmp_path):
+        with pytest.raises(PySparkException, match="connector 'delta' cannot be read, only written"):
+            spark.read.format("headrace").option("connector", "delta").load(str(tmp_path))
 
 
 ID = "CAST(CAST(value AS STRING) AS BIGINT) AS id"
