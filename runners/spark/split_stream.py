@@ -15,13 +15,12 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Generic
 
-from headrace.enumerator.checkpoint import CheckpointSerializer
-from headrace.enumerator.errors import HeadraceError, OutageError, UsageError, is_retriable
-from headrace.enumerator.resumed import ResumedDiscovery
-from headrace.enumerator.source import DiscoveryResult, IncrementalDiscovery, Source, SourceReader, SplitDiscovery
-from headrace.enumerator.source_driver import FailureLog, PositionPublisher
+from headrace.enumerator.errors import UsageError, is_retriable
+from headrace.enumerator.source import DiscoveryResult, IncrementalDiscovery, Source, SourceReader
+from headrace.enumerator.source_driver import FailureLog
 from headrace.enumerator.split import SizedSplit, SplitT
 from headrace.runners.spark.planning import packed
+from headrace.runners.spark.source_planner import SourcePlanner
 from headrace.runners.spark.split_ends import EndsLog, TaskName
 from headrace.runners.spark.split_state import ReadingFormat, SplitReading, TaskEnds, Unread, next_reading
 from headrace.runners.spark.split_tasks import FIRST_WAIT_S, OpenTask, TaskLimits
@@ -71,29 +70,27 @@ class PlannedTask(Generic[SplitT]):
     wait_s: float
 
 
-class SplitPlanner(Generic[SplitT]):
-    """Plans the batches of one run of a query. Exists in the driver's Python process; called by one thread, as Spark does.
+class SplitPlanner(SourcePlanner[SplitT]):
+    """Plans the batches of one run of a query over any source but a log.
 
     Readings go in and out as JSON text. Only the first reading of a query, planned for the first time, ever initialises.
     """
 
     def __init__(self, read: SplitRead[SplitT], clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(read.source, read.savepoint)
         self._clock, self._looked_at = clock, -math.inf
-        self._read, self._source, self._format = read, read.source, ReadingFormat(read.source)
+        self._read, self._format = read, ReadingFormat(read.source)
         self._ends = None if read.source.finite_splits else EndsLog(self._format, checkpoint_of(read))
-        self._discovery = read.source.create_discovery()
         self._missing: frozenset[str] = frozenset()
-        self._outages, self._read_outages, self._inconclusive = FailureLog(), FailureLog(), FailureLog()
-        tolerated = HeadraceError, OSError
-        self._publisher = PositionPublisher(read.source, FailureLog(), lambda error: isinstance(error, tolerated))
+        self._read_outages, self._report_outages = FailureLog(), FailureLog()
         self._wait_s = FIRST_WAIT_S
-        self._has_probed = self._is_probed = False
+        self._probed: str | None = None
         self._has_selected = False
         self._prepared: str | None = None
         self._published: str | None = None
         self._last_closed: tuple[str, Sequence[TaskEnds[SplitT]]] | None = None
         self._probe: tuple[tuple[SplitT, ...], SourceReader[SplitT]] | None = None
-        self._pins_end = self._is_pinned = False
+        self._is_pinned = False
 
     def initial_offsets(self) -> str:
         """The mark of a query without a checkpoint; the same text however often Spark asks. Does no I/O."""
@@ -108,23 +105,30 @@ class SplitPlanner(Generic[SplitT]):
         before = self._format.from_json(start)
         over = Unread() if before is None else self._selected(self._over(before))
         if before is not None:
-            self._note_savepoint()
-            self._publish(before, over)
+            self._pass_savepoint_over()
+            if not self._publish(before, over):
+                return start
         try:
             backlog = self._first_look() if before is None else self._look(over)
         except Exception as error:
-            if before is None or not self._rides_out(error, self._outages):
+            if before is None or not is_retriable(error):
                 raise
+            self._ride_out(error, self._outages)
             backlog = over
         else:
             if self._outages.worked():
                 log.warning("the source answers again")
         tasks = self._tasks(backlog)
         has_found = not self._source.finite_splits and backlog.known().keys() != over.known().keys()
-        if before is not None and not has_found and not self._is_worth_a_batch(backlog, tasks):
+        must_store = before is None or has_found
+        needs_probe = not (must_store or self._source.finite_splits or backlog.is_limited)
+        if not needs_probe:
+            self._end_probe()
+        if not (self._finds_records(tasks) if needs_probe else must_store or tasks):
             return start
-        self._learn_to_wait(over)
+        self._learn_to_wait(before, over)
         reading = next_reading(before, backlog, tasks)
+        self._probed = reading.reading if needs_probe else None
         if self._ends is not None:
             self._keep_ends(self._ends, reading)
         return self._format.to_json(reading)
@@ -151,18 +155,18 @@ class SplitPlanner(Generic[SplitT]):
             return
         self._publish(reading, self._over(reading))
 
-    def pin_end(self) -> None:
-        """AvailableNow: the query ends when nothing is left of what the last look has found."""
-        self._pins_end = True
-
     def close(self) -> None:
         self._end_probe()
-        self._discovery.close()
+        super().close()
 
-    def _publish(self, reading: SplitReading[SplitT], over: Unread[SplitT]) -> None:
-        """The reading is durable. Once in a process, so again after a restart."""
+    def _publish(self, reading: SplitReading[SplitT], over: Unread[SplitT]) -> bool:
+        """The reading is durable. Once in a process, so again after a restart.
+
+        False while the source cannot be notified of what is finished: nothing more is planned until then, or a restart would
+        know of the last reading only.
+        """
         if self._published == reading.reading:
-            return
+            return True
         if self._ends is None:
             finished: Sequence[SplitT] = reading.splits
         else:
@@ -170,9 +174,18 @@ class SplitPlanner(Generic[SplitT]):
             finished = [end.split for task in recorded for end in task.ends.values() if end.finished]
             if over.unread:
                 self._publisher.publish(over.unread)
-        if finished:
-            self._source.splits_finished(finished)
+        try:
+            if finished:
+                self._source.splits_finished(finished)
+        except Exception as error:
+            if not is_retriable(error):
+                raise
+            self._ride_out(error, self._report_outages)
+            return False
+        if self._report_outages.worked():
+            log.warning("finished splits are reported to the source again")
         self._published = reading.reading
+        return True
 
     def _over(self, reading: SplitReading[SplitT]) -> Unread[SplitT]:
         """What is left when the reading is over, as it is: Spark asks for the next one only then."""
@@ -197,11 +210,12 @@ class SplitPlanner(Generic[SplitT]):
         self._has_selected = True
         return replace(over, unread=tuple(split for split in over.unread if split not in left_out)) if left_out else over
 
-    def _learn_to_wait(self, over: Unread[SplitT]) -> None:
-        """A batch that read nothing although something was there has waited too short: a reader may take long to connect."""
-        if self._is_probed and over.read_nothing:
+    def _learn_to_wait(self, before: SplitReading[SplitT] | None, over: Unread[SplitT]) -> None:
+        """A batch that read nothing although a probe had found records has waited too short: a reader may take long to
+        connect.
+        """
+        if before is not None and before.reading == self._probed and over.read_nothing:
             self._wait_s = min(self._wait_s * 2, self._read.limits.seconds)
-        self._is_probed, self._has_probed = self._has_probed, False
 
     def _closed(self, ends: EndsLog[SplitT], reading: SplitReading[SplitT]) -> Sequence[TaskEnds[SplitT]]:
         if self._last_closed is None or self._last_closed[0] != reading.reading:
@@ -215,28 +229,14 @@ class SplitPlanner(Generic[SplitT]):
         return (*reading.finished, *finished)
 
     def _first_look(self) -> Unread[SplitT]:
-        if self._read.savepoint is not None:
-            found = self._resumed(self._read.savepoint).initial()
-        elif isinstance(self._discovery, IncrementalDiscovery):
-            found = self._discovery.after(None, self._read.most_splits)
+        discovery = self._starting()
+        if isinstance(discovery, IncrementalDiscovery):
+            found = discovery.after(None, self._read.most_splits)
         else:
-            found = self._discovery.initial()
+            found = discovery.initial()
         self._looked_at = self._clock()
         self._is_pinned = self._pins_end and not found.more
         return _with(Unread(), found)
-
-    def _note_savepoint(self) -> None:
-        if self._read.savepoint is not None and self._published is None:
-            from headrace.runners.local.savepoints import shown
-
-            log.warning("the query continues from its checkpoint; savepoint %s is not looked at", shown(self._read.savepoint))
-
-    def _resumed(self, location: str) -> SplitDiscovery[SplitT]:
-        from headrace.runners.local.savepoints import fetch_savepoint, shown  # which Spark's processes are spared else
-
-        positions = fetch_savepoint(location).positions(CheckpointSerializer(self._source.name, self._source.split_serializer))
-        log.warning("the query starts where savepoint %s is", shown(location))
-        return ResumedDiscovery(self._source, positions)
 
     def _look(self, backlog: Unread[SplitT]) -> Unread[SplitT]:
         """The backlog with what is new. Where there is enough for a batch already, there is no need to look."""
@@ -245,11 +245,10 @@ class SplitPlanner(Generic[SplitT]):
         if isinstance(self._discovery, IncrementalDiscovery):
             if self._source.finite_splits and len(backlog.unread) >= self._read.most_splits:
                 return backlog
-            found = self._discovery.after(backlog.cursor, self._read.most_splits)
+            found = self._noted(self._discovery.after(backlog.cursor, self._read.most_splits))
         else:
             backlog, found = self._later(backlog)
         self._looked_at = self._clock()
-        self._note_inconclusive(found)
         self._is_pinned = self._pins_end and not found.more
         return _with(backlog, found)
 
@@ -261,7 +260,7 @@ class SplitPlanner(Generic[SplitT]):
     def _later(self, backlog: Unread[SplitT]) -> tuple[Unread[SplitT], DiscoveryResult[SplitT]]:
         """What is found, and the backlog without what has vanished and, by proof, cannot come back."""
         known = backlog.known()
-        found = self._discovery.later_or_raise(known) if self._pins_end else self._discovery.later(known)
+        found = self._find_later(known)
         unread = {split.split_id for split in backlog.unread}
         lost = [known[split_id] for split_id in sorted((found.missing & unread) - self._missing)]
         if lost:
@@ -272,13 +271,6 @@ class SplitPlanner(Generic[SplitT]):
         if gone:
             backlog = replace(backlog, unread=_without(gone, backlog.unread), finished=_without(gone, backlog.finished))
         return backlog, found
-
-    def _note_inconclusive(self, found: DiscoveryResult[SplitT]) -> None:
-        if found.inconclusive is None:
-            if self._inconclusive.worked():
-                log.warning("the query finds what is new again")
-        elif self._inconclusive.failed():
-            log.warning("the query continues without what may be new until this is over: %s", found.inconclusive)
 
     def _tasks(self, backlog: Unread[SplitT]) -> list[list[SplitT]]:
         present = [split for split in backlog.unread if split.split_id not in self._missing]
@@ -298,11 +290,8 @@ class SplitPlanner(Generic[SplitT]):
             admitted.append(split)
         return admitted
 
-    def _is_worth_a_batch(self, backlog: Unread[SplitT], tasks: Sequence[Sequence[SplitT]]) -> bool:
-        """Splits without an end are worth one when a reader gets something of them: nothing else states that there is more."""
-        if self._source.finite_splits or backlog.is_limited:
-            self._end_probe()
-            return bool(tasks)
+    def _finds_records(self, tasks: Sequence[Sequence[SplitT]]) -> bool:
+        """Whether a reader gets something of these splits: of those without an end nothing else states that there is more."""
         splits = tuple(split for task in tasks for split in task)
         if self._probe is None or self._probe[0] != splits:
             self._end_probe()
@@ -314,21 +303,13 @@ class SplitPlanner(Generic[SplitT]):
                 return False
         except Exception as error:
             self._end_probe()
-            if not self._rides_out(error, self._read_outages):
+            if not is_retriable(error):
                 raise
+            self._ride_out(error, self._read_outages)
             return False
         if self._read_outages.worked():
             log.warning("the source is read again")
-        self._has_probed = True
         self._end_probe()
-        return True
-
-    def _rides_out(self, error: Exception, failures: FailureLog) -> bool:
-        """Whether it is an outage to wait for. AvailableNow cannot: without a batch it would end, as if there were nothing."""
-        if self._pins_end or not (is_retriable(error) or isinstance(error, OutageError)):
-            return False
-        if failures.failed():
-            log.warning("the query continues, but finds nothing new until this is over: %s", error)
         return True
 
     def _end_probe(self) -> None:

@@ -20,14 +20,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from headrace.enumerator.checkpoint import CheckpointSerializer
-from headrace.enumerator.errors import HeadraceError, OutageError, StateError
-from headrace.enumerator.resumed import ResumedLogDiscovery
-from headrace.enumerator.source import DiscoveryResult, SplitDiscovery
-from headrace.enumerator.source_driver import FailureLog, PositionPublisher
+from headrace.enumerator.errors import OutageError, StateError
+from headrace.enumerator.source import LogSource
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.log_read import LogOffsets, LogRead
 from headrace.runners.spark.planning import OffsetRange, admit
+from headrace.runners.spark.source_planner import SourcePlanner
 
 log = logging.getLogger(__name__)
 
@@ -53,27 +51,24 @@ class Backlog(Generic[OffsetSplitT]):
         return sum(max(0, self.at_end[split_id].next_offset - split.next_offset) for split_id, split in self.splits.items())
 
 
-class StreamPlanner(Generic[OffsetSplitT]):
-    """Plans the batches of one run of a query. Exists in the driver's Python process; called by one thread, as Spark does.
+class StreamPlanner(SourcePlanner[OffsetSplitT]):
+    """Plans the batches of one run of a query over a log.
 
     Offsets go in and out as JSON text. Only the end of batch 0, planned for the first time, ever initialises.
     """
 
+    _source: LogSource[OffsetSplitT]
+
     def __init__(self, read: LogRead[OffsetSplitT], clock: Callable[[], float]) -> None:
-        self._read, self._source, self._format, self._clock = read, read.source, read.offsets, clock
-        self._discovery = read.source.create_discovery()
+        super().__init__(read.source, read.savepoint)
+        self._read, self._format, self._clock = read, read.offsets, clock
         self._initial: Mapping[str, OffsetSplitT] | None = None
         self._parsed: OrderedDict[str, LogOffsets[OffsetSplitT]] = OrderedDict()
         self._missing: frozenset[str] = frozenset()
         self._retired: dict[str, OffsetSplitT] = {}
-        self._outages, self._inconclusive = FailureLog(), FailureLog()
-        tolerated = HeadraceError, OSError
-        self._publisher = PositionPublisher(read.source, FailureLog(), lambda error: isinstance(error, tolerated))
-        self._told_of_checkpoint = False
         self._published: dict[str, int] = {}
         self._going_back: dict[str, int] = {}
         self._last_batch_at: float | None = None
-        self._pins_end = False
         self._pinned: Mapping[str, OffsetSplitT] | None = None
         self._seen: Backlog[OffsetSplitT] | None = None
 
@@ -91,7 +86,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         try:
             self._seen = backlog = self._look(offsets)
         except OutageError as error:
-            self._ride_out(error)
+            self._ride_out(error, self._outages)
             return start
         if self._outages.worked():
             log.warning("the source answers again")
@@ -130,16 +125,9 @@ class StreamPlanner(Generic[OffsetSplitT]):
     def committed(self, end: str) -> None:
         self._publish(self._parse(end))
 
-    def pin_end(self) -> None:
-        """AvailableNow: what the next look finds is all that this run reads; what comes later waits for the next run."""
-        self._pins_end = True
-
     def latest_seen(self) -> str | None:
         """The ends that the last look found, for progress reports; None before the first look."""
         return None if self._seen is None else self._format.ends_to_json(self._seen.ends, self._seen.splits)
-
-    def close(self) -> None:
-        self._discovery.close()
 
     def _started(self, offsets: LogOffsets[OffsetSplitT]) -> LogOffsets[OffsetSplitT]:
         """The offsets, and for the mark of a query without a checkpoint the positions that it starts from."""
@@ -148,25 +136,8 @@ class StreamPlanner(Generic[OffsetSplitT]):
             return offsets
         if self._initial is None:
             before = self._predecessors()
-            self._initial = {s.split_id: s for s in self._beginning().initial().added} if before is None else before
+            self._initial = {s.split_id: s for s in self._starting().initial().added} if before is None else before
         return replace(offsets, splits=self._initial)
-
-    def _beginning(self) -> SplitDiscovery[OffsetSplitT]:
-        source, location = self._source, self._read.savepoint
-        if location is None:
-            return self._discovery
-        from headrace.runners.local.savepoints import fetch_savepoint, shown  # which Spark's processes are spared else
-
-        positions = fetch_savepoint(location).positions(CheckpointSerializer(source.name, source.split_serializer))
-        log.warning("the query starts where savepoint %s is", shown(location))
-        return ResumedLogDiscovery(source, positions)
-
-    def _pass_savepoint_over(self) -> None:
-        if self._read.savepoint is not None and self._initial is None and not self._told_of_checkpoint:
-            from headrace.runners.local.savepoints import shown
-
-            log.warning("the query continues from its checkpoint; savepoint %s is not looked at", shown(self._read.savepoint))
-            self._told_of_checkpoint = True
 
     def _predecessors(self) -> Mapping[str, OffsetSplitT] | None:
         if self._read.predecessor is None:
@@ -195,7 +166,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
     def _present(self, offsets: LogOffsets[OffsetSplitT]) -> dict[str, OffsetSplitT]:
         """Known and new splits without those that are gone. These stay in the offsets, where they were (FLINK-39837)."""
         watched = {split_id: split for split_id, split in offsets.splits.items() if split_id not in self._missing}
-        findings = self._findings(watched)
+        findings = self._find_later(watched)
         # one that was retired in this run and is back all the same was never gone
         added = {split.split_id: self._retired.pop(split.split_id, split) for split in findings.added}
         lost = [split for split_id, split in watched.items() if split_id in findings.missing]
@@ -206,18 +177,6 @@ class StreamPlanner(Generic[OffsetSplitT]):
         present = {split_id: split for split_id, split in offsets.splits.items() if split_id not in self._missing}
         return {**added, **present}
 
-    def _findings(self, known: Mapping[str, OffsetSplitT]) -> DiscoveryResult[OffsetSplitT]:
-        """What is inconclusive now is for the next batch to find; AvailableNow may have none."""
-        if self._pins_end:
-            return self._discovery.later_or_raise(known)
-        findings = self._discovery.later(known)
-        if findings.inconclusive is None:
-            if self._inconclusive.worked():
-                log.warning("the query finds what is new again")
-        elif self._inconclusive.failed():
-            log.warning("the query continues without what may be new until this is over: %s", findings.inconclusive)
-        return findings
-
     def _retire(self, offsets: LogOffsets[OffsetSplitT]) -> None:
         """Of the missing splits those that cannot come back are to leave the offsets."""
         missing = [split for split_id, split in offsets.splits.items() if split_id in self._missing]
@@ -225,13 +184,6 @@ class StreamPlanner(Generic[OffsetSplitT]):
         if unproven:
             proven = self._source.retired(unproven)
             self._retired |= {split.split_id: split for split in unproven if split.split_id in proven}
-
-    def _ride_out(self, error: OutageError) -> None:
-        """No batch for now, said once. AvailableNow cannot wait: without a batch it would end, as if there were nothing."""
-        if self._pins_end:
-            raise error
-        if self._outages.failed():
-            log.warning("the query continues, but finds nothing new until this is over: %s", error)
 
     def _waits_for_more(self, backlog: Backlog[OffsetSplitT], offsets: LogOffsets[OffsetSplitT], least: int | None) -> bool:
         now = self._clock()

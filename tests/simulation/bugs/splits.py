@@ -192,7 +192,7 @@ def what_is_gone_stays_in_the_state(_: Any, gone: Any, splits: Any) -> Any:
 
 
 @instead_of(SplitPlanner, "_learn_to_wait")
-def readers_that_connect_slowly_are_not_waited_for(_: Any, self: Any, over: Any) -> None:
+def readers_that_connect_slowly_are_not_waited_for(_: Any, self: Any, before: Any, over: Any) -> None:
     """Regression: a task ended before its reader had anything, and so did each that followed."""
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headrace.connectors.base.commit import StaleEpochError, refuse_other_content
 from headrace.connectors.base.sink import content_number, numbered_content
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import DataLossError, DeadlineExceededError, OutageError, RetriableError, StateError, UsageError
+from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import SplitBatch
+from headrace.runners.local.savepoints import Savepoint
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.planning import OPENING_BYTES, TASK_BYTES, packed
 from headrace.runners.spark.split_ends import KEPT_READINGS
@@ -450,3 +454,45 @@ def test_a_batch_recorded_before_all_of_its_tasks_ran_may_be_run_again(feed: Que
     feed.run()
     for known in (recorded, numbered_content(content_number(recorded))):
         refuse_other_content("job", 0, logged.digest(0), known)
+
+
+def test_finished_splits_are_reported_before_more_is_planned(
+    shelf: Shelf, pile: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart reports those of the last reading only, so one whose report has failed has to stay the last."""
+    for name in ("a", "b"):
+        shelf.add(name, name)
+    pile.read = replace(pile.read, most_splits=1)
+    pile.restart()
+    assert pile.batch() == ["a"]
+    reported, away = Pile.splits_finished, RetriableError("the archive is away")
+
+    def fails(_self: Pile, _splits: Sequence[Piece]) -> None:
+        raise away
+
+    monkeypatch.setattr(Pile, "splits_finished", fails)
+    assert pile.batch() is None
+    pile.planner.pin_end()
+    with pytest.raises(RetriableError, match="the archive is away"):
+        pile.plan()
+    monkeypatch.setattr(Pile, "splits_finished", reported)
+    pile.restart()
+    assert pile.batch() == ["b"]
+    assert shelf.finished == ["a"]
+
+
+def test_a_query_starts_where_a_savepoint_is(shelf: Shelf, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a", "b", "c"):
+        shelf.add(name, name)
+    states = (SplitState(Piece("a"), finished=True), SplitState(Piece("b"), finished=False))
+    source = Pile(shelf)
+    checkpoint = Checkpoint(7, states, exhausted=False, cursor={"found": 2})
+    data = CheckpointSerializer(source.name, source.split_serializer).serialize(checkpoint)
+    (tmp_path / "savepoint.json").write_bytes(Savepoint("run-a", 7, data.decode()).serialize())
+    query = Query(SplitRead(source=source, savepoint=str(tmp_path / "savepoint.json")))
+    assert [query.batch(), query.batch()] == [["b"], ["c"]]
+    assert "is not looked at" not in caplog.text
+    query.restart()
+    query.plan()
+    assert "savepoint.json is not looked at" in caplog.text
+    assert shelf.finished == ["a", "b", "c"]
