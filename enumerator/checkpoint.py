@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Generic
 
-from headrace.enumerator.envelope import Envelope, readable_version, stored_number, stored_text, stored_truth
+from headrace.enumerator.envelope import Envelope, readable_version, stored_number, stored_object, stored_text, stored_truth
 from headrace.enumerator.errors import StateError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import JsonObject, SplitSerializer, Stage
@@ -74,17 +74,12 @@ class CheckpointSerializer(Generic[SplitT]):
             splits = tuple(SplitState(deserialize(version, item["split"]), bool(item["finished"])) for item in body["splits"])
             if len({state.split.split_id for state in splits}) < len(splits):
                 raise ValueError("it holds a split twice")
-            cursor = _json_object(body["cursor"])
+            cursor = None if body["cursor"] is None else stored_object(body["cursor"])
             stage = None if body["stage"] is None else _stage(body["stage"])
             return Checkpoint(int(body["checkpoint_id"]), splits, bool(body["exhausted"]), cursor, stage)
 
 
-def _json_object(value: object) -> JsonObject | None:
-    if not isinstance(value, dict | None):
-        raise TypeError(f"a JSON {type(value).__name__} is not an object")
-    return value
-
-
 def _stage(data: Any) -> Stage:  # noqa: ANN401 - JSON
-    number, source, end = stored_number(data["number"]), stored_text(data["source"]), _json_object(data["end"])
+    number, source = stored_number(data["number"]), stored_text(data["source"])
+    end = None if data["end"] is None else stored_object(data["end"])
     return Stage(number, source, end, stored_truth(data["in_pieces"]), stored_truth(data["is_found"]))

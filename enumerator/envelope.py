@@ -115,6 +115,13 @@ def stored_number(value: object) -> int:
     return value
 
 
+def stored_object(value: object) -> Mapping[str, Any]:
+    """The value, if it is an object as JSON has it. Raises ValueError otherwise."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r} is not an object")
+    return value
+
+
 def stored_truth(value: object) -> bool:
     """The value, if it is true or false as JSON has it. Raises ValueError otherwise: bool("false") is True."""
     if not isinstance(value, bool):

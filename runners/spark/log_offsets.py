@@ -15,10 +15,9 @@ from headrace.enumerator.envelope import Envelope, compact, readable_version, st
 from headrace.enumerator.errors import StateError
 from headrace.enumerator.source import LogSource
 from headrace.enumerator.split import OffsetSplitT
-from headrace.runners.spark.log_read import LogOffsets
+from headrace.runners.spark.log_read import WHERE, LogOffsets, check_source
 
 _OFFSETS = Envelope("headrace-log-offsets", "offset of a batch")
-_WHERE = "the query's checkpoint"
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,9 @@ class SplitOffsets(Generic[OffsetSplitT]):
 
     def from_json(self, text: str) -> LogOffsets[OffsetSplitT]:
         """What `to_json` wrote. Raises StateError for anything else, such as another source's."""
-        body = _OFFSETS.open(text, _WHERE)
-        with _OFFSETS.reading(_WHERE):
-            if body["source"] != self.source.name:
-                raise StateError(
-                    f"{_WHERE} is of a {body['source']!r} source and cannot restore a {self.source.name!r} source. Start the "
-                    "query with the source that it had, or with a new checkpoint"
-                )
+        body = _OFFSETS.open(text, WHERE)
+        with _OFFSETS.reading(WHERE):
+            check_source(body["source"], self.source)
             serializer = self.source.split_serializer
             version = readable_version(body["split_version"], serializer.version)
             splits = [serializer.deserialize(version, item) for item in body["splits"]]
@@ -57,7 +52,7 @@ class SplitOffsets(Generic[OffsetSplitT]):
     def first_offsets(self, found: Sequence[OffsetSplitT], known: Mapping[str, OffsetSplitT]) -> Mapping[str, int]:
         """Raises StateError: no other connector writes such offsets."""
         names = ", ".join(split.split_id for split in found)
-        raise StateError(f"{_WHERE} does not say where these splits started (it does of {len(known)} others): {names}")
+        raise StateError(f"{WHERE} does not say where these splits started (it does of {len(known)} others): {names}")
 
     def ends_to_json(self, ends: Mapping[str, int], splits: Mapping[str, OffsetSplitT]) -> str:
         return compact({split_id: ends[split_id] for split_id in sorted(splits)})

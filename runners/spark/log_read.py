@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol
+from typing import Any, Generic, Protocol
 
-from headrace.enumerator.source import LogSource
+from headrace.enumerator.errors import StateError
+from headrace.enumerator.source import LogSource, Source
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.planning import OffsetRange, plan_tasks
 
@@ -26,6 +27,18 @@ class LogOffsets(Generic[OffsetSplitT]):
     splits: Mapping[str, OffsetSplitT]
     started_at: Mapping[str, int]
     initial: bool = False
+
+
+WHERE = "the query's checkpoint"
+
+
+def check_source(stored: object, source: Source[Any]) -> None:
+    """Raise StateError for the offset of another source."""
+    if stored != source.name:
+        raise StateError(
+            f"{WHERE} is of a {stored!r} source and cannot restore a {source.name!r} source. Start the query with the source "
+            "that it had, or with a new checkpoint"
+        )
 
 
 class OffsetsFormat(Protocol[OffsetSplitT]):

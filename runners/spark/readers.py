@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Generic, cast
 
 import pyarrow as pa
@@ -110,8 +111,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
     """One instance plans a run of a query in the driver's Python process; copies `read` in the workers. Made without I/O."""
 
     def __init__(self, read: LogRead[OffsetSplitT], schema: StructType, clock: Callable[[], float] = time.monotonic) -> None:
-        self._job = _planned_here(read, schema)
-        self._planner = StreamPlanner(self._job, clock)
+        self._job, self._clock = _planned_here(read, schema), clock
+
+    @cached_property
+    def _planner(self) -> StreamPlanner[OffsetSplitT]:
+        """Of the driver's process: a worker's copy has none."""
+        return StreamPlanner(self._job, self._clock)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_job": self._job}

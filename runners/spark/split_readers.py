@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Generic
 
 import pyarrow as pa
@@ -35,7 +36,11 @@ class SplitStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Gen
         """`schema`: of the batches as Spark takes them."""
         self._job = replace(read, parallelism=told_parallelism() or read.parallelism)
         self._schema = schema
-        self._planner = SplitPlanner(self._job)
+
+    @cached_property
+    def _planner(self) -> SplitPlanner[SplitT]:
+        """Of the driver's process: a worker's copy has none."""
+        return SplitPlanner(self._job)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"job": pickled(self._job), "schema": self._schema}  # Spark need not know how a source is pickled

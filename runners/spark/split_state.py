@@ -15,17 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic
+from typing import Generic
 from uuid import uuid4
 
-from headrace.enumerator.envelope import Envelope, readable_version, stored_number, stored_text, stored_truth
+from headrace.enumerator.envelope import Envelope, readable_version, stored_number, stored_object, stored_text, stored_truth
 from headrace.enumerator.errors import StateError
 from headrace.enumerator.source import JsonObject, Source, SplitSerializer
 from headrace.enumerator.split import SplitT
+from headrace.runners.spark.log_read import WHERE, check_source
 
 SPLITS = Envelope("headrace-splits", "offset of a batch")
 ENDS = Envelope("headrace-ends", "record of where a task stopped")
-_WHERE = "the query's checkpoint"
 FOLDER = "headrace-ends"
 """Where tasks record how far they have read: in the query's checkpoint, whose copies have it, too."""
 
@@ -141,9 +141,9 @@ class ReadingFormat(Generic[SplitT]):
 
     def from_json(self, text: str) -> SplitReading[SplitT] | None:
         """What `to_json` wrote; None for the mark. Raises StateError for anything else, such as another source's."""
-        body = SPLITS.open(text, _WHERE)
-        with SPLITS.reading(_WHERE):
-            self._check_source(body)
+        body = SPLITS.open(text, WHERE)
+        with SPLITS.reading(WHERE):
+            check_source(body["source"], self.source)
             if stored_truth(body["initial"]):
                 return None
             version = readable_version(body["split_version"], self._serializer.version)
@@ -154,7 +154,7 @@ class ReadingFormat(Generic[SplitT]):
                 tasks=tuple(self._read(version, task) for task in body["tasks"]),
                 unread=self._read(version, body["unread"]),
                 finished=self._read(version, body["finished"]),
-                cursor=_stored_cursor(body["cursor"]),
+                cursor=None if body["cursor"] is None else stored_object(body["cursor"]),
                 more=stored_truth(body["more"]),
                 exhausted=stored_truth(body["exhausted"]),
             )
@@ -181,24 +181,11 @@ class ReadingFormat(Generic[SplitT]):
             ]
             return TaskEnds({end.split.split_id: end for end in ends}, stored_truth(body["limited"]))
 
-    def _check_source(self, body: Mapping[str, Any]) -> None:
-        if body["source"] != self.source.name:
-            raise StateError(
-                f"{_WHERE} is of a {body['source']!r} source and cannot restore a {self.source.name!r} source. Start the query "
-                "with the source that it had, or with a new checkpoint"
-            )
-
     def _stored(self, splits: Sequence[SplitT]) -> list[JsonObject]:
         return [self._serializer.serialize(split) for split in splits]
 
     def _read(self, version: int, items: Sequence[JsonObject]) -> tuple[SplitT, ...]:
         return tuple(self._serializer.deserialize(version, item) for item in items)
-
-
-def _stored_cursor(value: object) -> JsonObject | None:
-    if value is not None and not isinstance(value, dict):
-        raise TypeError(f"its cursor is a JSON {type(value).__name__}")
-    return value
 
 
 def file_prefix(chain: str, sequence: int, reading: str) -> str:
@@ -211,7 +198,7 @@ def recorded_by(line: bytes) -> tuple[str, int] | None:
     if SPLITS.name.encode() not in line:
         return None
     try:
-        body = SPLITS.open(line, _WHERE)
+        body = SPLITS.open(line, WHERE)
     except StateError:
         return None
     return None if body["initial"] else (file_prefix(body["chain"], body["sequence"], body["reading"]), len(body["tasks"]))

@@ -21,16 +21,15 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 from headrace.connectors.base.hybrid import HybridSource
-from headrace.enumerator.envelope import Envelope, stored_number
+from headrace.enumerator.envelope import Envelope, stored_number, stored_object
 from headrace.enumerator.source import JsonObject, Source
 from headrace.runners.spark.bounded import loaded, pickled
-from headrace.runners.spark.log_read import LogRead
+from headrace.runners.spark.log_read import WHERE, LogRead
 from headrace.runners.spark.readers import offset_of, text_of
 from headrace.runners.spark.split_readers import SplitStreamReader
 from headrace.runners.spark.split_stream import SplitRead
 
 _STAGE = Envelope("headrace-stage", "offset of a batch")
-_WHERE = "the query's checkpoint"
 
 Offset = dict[str, Any]
 ReadOf = Callable[[Source[Any]], LogRead[Any] | SplitRead[Any]]
@@ -59,12 +58,10 @@ class _Place:
 
     @classmethod
     def of(cls, given: Offset) -> _Place:
-        body = _STAGE.open(text_of(given), _WHERE)
-        with _STAGE.reading(_WHERE):
-            after, offset = body["after"], body["offset"]
-            if not isinstance(offset, dict) or not (after is None or isinstance(after, dict)):
-                raise TypeError("it has no offset of its stage")
-            return cls(stored_number(body["stage"]), after, offset)
+        body = _STAGE.open(text_of(given), WHERE)
+        with _STAGE.reading(WHERE):
+            after = None if body["after"] is None else stored_object(body["after"])
+            return cls(stored_number(body["stage"]), after, dict(stored_object(body["offset"])))
 
     def to_offset(self) -> Offset:
         return offset_of(_STAGE.seal({"stage": self.stage, "after": self.after, "offset": self.offset}).decode())
