@@ -17,7 +17,7 @@ from headrace.enumerator.source import LogSource
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.log_read import WHERE, LogOffsets, check_source
 
-_OFFSETS = Envelope("headrace-log-offsets", "offset of a batch")
+OFFSETS = Envelope("headrace-log-offsets", "offset of a batch")
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class SplitOffsets(Generic[OffsetSplitT]):
             "splits": [serializer.serialize(split) for split in ordered],
             "started_at": {split.split_id: offsets.started_at[split.split_id] for split in ordered},
         }
-        return _OFFSETS.seal(body).decode()
+        return OFFSETS.seal(body).decode()
 
     def from_json(self, text: str) -> LogOffsets[OffsetSplitT]:
         """What `to_json` wrote. Raises StateError for anything else, such as another source's."""
-        body = _OFFSETS.open(text, WHERE)
-        with _OFFSETS.reading(WHERE):
+        body = OFFSETS.open(text, WHERE)
+        with OFFSETS.reading(WHERE):
             check_source(body["source"], self.source)
             serializer = self.source.split_serializer
             version = readable_version(body["split_version"], serializer.version)

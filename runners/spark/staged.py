@@ -29,7 +29,7 @@ from headrace.runners.spark.readers import offset_of, text_of
 from headrace.runners.spark.split_readers import SplitStreamReader
 from headrace.runners.spark.split_stream import SplitRead
 
-_STAGE = Envelope("headrace-stage", "offset of a batch")
+STAGE = Envelope("headrace-stage", "offset of a batch")
 
 Offset = dict[str, Any]
 ReadOf = Callable[[Source[Any]], LogRead[Any] | SplitRead[Any]]
@@ -58,13 +58,13 @@ class _Place:
 
     @classmethod
     def of(cls, given: Offset) -> _Place:
-        body = _STAGE.open(text_of(given), WHERE)
-        with _STAGE.reading(WHERE):
+        body = STAGE.open(text_of(given), WHERE)
+        with STAGE.reading(WHERE):
             after = None if body["after"] is None else stored_object(body["after"])
             return cls(stored_number(body["stage"]), after, dict(stored_object(body["offset"])))
 
     def to_offset(self) -> Offset:
-        return offset_of(_STAGE.seal({"stage": self.stage, "after": self.after, "offset": self.offset}).decode())
+        return offset_of(STAGE.seal({"stage": self.stage, "after": self.after, "offset": self.offset}).decode())
 
     def is_with(self, other: _Place) -> bool:
         return (self.stage, self.after) == (other.stage, other.after)

@@ -28,6 +28,9 @@ from headrace.runners.beam.table_epochs import CommitterStateSerializer
 from headrace.runners.local.checkpoints import RUN, RunCheckpointSerializer
 from headrace.runners.local.savepoints import Savepoint
 from headrace.runners.local.storage.object_log import ObjectLog
+from headrace.runners.spark.log_offsets import OFFSETS
+from headrace.runners.spark.split_state import ENDS, SPLITS
+from headrace.runners.spark.staged import STAGE
 from headrace.spark.kafka_offsets import OURS, parse, parse_ours
 from headrace.testing.memory import MemoryLog, MemorySource
 from headrace.testing.memory_sink import MemoryHandleSerializer
@@ -130,6 +133,8 @@ STORED = {
     "run-roster-v1.json": RUN.open, "run-savepoint-v1.json": Savepoint.deserialize,
     "beam_writer_v1.json": ShardStateSerializer(KafkaHandleSerializer()).deserialize,
     "beam_epochs_v1.json": CommitterStateSerializer(TableHandleSerializer()).deserialize,
+    "split_reading_v1.json": SPLITS.open, "split_ends_v1.json": ENDS.open, "log_offsets_v1.json": OFFSETS.open,
+    "stage_offset_v1.json": STAGE.open,
 }  # fmt: skip
 """The golden files that are an envelope as it is, and their readers."""
 
