@@ -85,13 +85,14 @@ class Pipeline(PipelineSpec):
 
         `checkpointLocation` is the query's own: with it the query continues. `trigger`: arguments of Spark's
         `DataStreamWriter.trigger`, such as `{"processingTime": "10 seconds"}` or `{"availableNow": True}`; default: a batch as
-        soon as the previous one is done. `options` are those of `format("headrace")` that are of a query and not of a source:
-        `startFromSavepoint` (a savepoint of `run` that a query without a checkpoint starts with), `maxOffsetsPerTrigger`,
-        `minOffsetsPerTrigger`, `maxTriggerDelay`, `maxRecordsPerPartition`, `minPartitions`, `kafkaConsumer.pollTimeoutMs`.
+        soon as the previous one is done. `options` are of the query and not of the source: `startFromSavepoint` (a savepoint of
+        `run` that a query without a checkpoint starts with), and of a log `maxOffsetsPerTrigger`, `minOffsetsPerTrigger`,
+        `maxTriggerDelay`, `maxRecordsPerPartition`, `minPartitions`, of Kafka `kafkaConsumer.pollTimeoutMs`. Those of other
+        sources are in `headrace.spark.read_stream`.
 
         The transform is called in the tasks that write, with batches of the source's schema; what is in the caller's `__main__`
         travels to them by value. Called in the driver. Raises UsageError, which names it, for what Spark cannot carry over: a
-        source that is not Kafka, a `stop`, `discovery_interval_s=None`, a type of a column that Spark does not have.
+        `stop` of a log, Kafka's `discovery_interval_s=None`, a type of a column that Spark does not have.
         """
         with needs_extra("spark", "pyspark"):
             from headrace.spark.pipeline_query import pipeline_query

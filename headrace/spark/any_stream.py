@@ -44,8 +44,7 @@ def _table(shared: Sequence[str], *own: Option) -> OptionTable:
     return OptionTable(options, whose, whose, nothing_alike=f"there are: {names}; everything else is said by the source itself")
 
 
-KAFKA_OPTIONS = _table(_OF_KAFKA)
-LOG_OPTIONS = _table(_OF_LOGS)
+KAFKA_OPTIONS, LOG_OPTIONS = _table(_OF_KAFKA), _table(_OF_LOGS)
 FINITE_OPTIONS = _table(
     ["startFromSavepoint"], Option("maxSplitsPerTrigger", integer(1), "most splits in a batch, such as files"), _MAX_BYTES
 )
@@ -81,7 +80,8 @@ def read_stream(
     `options` bound a batch. Of a log: those of `Pipeline.start_on_spark`. Of finite splits, such as files:
     `maxSplitsPerTrigger` (1000) and `maxBytesPerTrigger`. Of others: `maxRecordsPerTrigger` (1000000), `maxBytesPerTrigger`
     (256 MiB) and `maxTriggerDuration` (10s). Of all but a `Hybrid`, whose stages take their own: `startFromSavepoint`. New
-    splits are looked for every `Source.discovery_interval_s`, without one when the query starts.
+    splits are looked for every `Source.discovery_interval_s`, without one when the query starts. A query of splits without an
+    end that is started with `availableNow` ends when nothing comes for `maxTriggerDuration`.
 
     Raises UsageError, which names it, for an option, a type of a column that Spark does not have, or a source that cannot be
     pickled.
@@ -121,37 +121,45 @@ def _read_of_stage(checkpoint: str | None, written: Mapping[str, str], source: S
 
 
 def _options_of(source: Source[Any]) -> OptionTable:
-    if isinstance(source, KafkaSource):
-        return KAFKA_OPTIONS
-    if isinstance(source, LogSource):
-        return LOG_OPTIONS
-    return FINITE_OPTIONS if source.finite_splits else OPEN_OPTIONS
+    match source:
+        case KafkaSource():
+            return KAFKA_OPTIONS
+        case LogSource():
+            return LOG_OPTIONS
+        case _:
+            return FINITE_OPTIONS if source.finite_splits else OPEN_OPTIONS
 
 
 def _read_of(source: Source[Any], checkpoint: str | None, written: Mapping[str, str]) -> LogRead[Any] | SplitRead[Any]:
     given, _ = _options_of(source).parse(written)
-    if isinstance(source, KafkaSource):
-        _check_kafka(source)
-        return kafka_log_read(source, tuple(source.schema.names), given)
-    if isinstance(source, LogSource):
-        _check_endless(source)
-        return log_read(source, SplitOffsets(source), tuple(source.schema.names), given)
-    return _split_read(source, checkpoint, given)
+    match source:
+        case KafkaSource():
+            _check_kafka(source)
+            return kafka_log_read(source, tuple(source.schema.names), given)
+        case LogSource():
+            _check_endless(source)
+            return log_read(source, SplitOffsets(source), tuple(source.schema.names), given)
+        case _:
+            return _split_read(source, checkpoint, given)
 
 
 def _split_read(source: Source[Any], checkpoint: str | None, given: Mapping[str, Any]) -> SplitRead[Any]:
-    savepoint, most_bytes = given.get("startFromSavepoint"), given.get("maxBytesPerTrigger")
-    if source.finite_splits:
-        most = given.get("maxSplitsPerTrigger", SplitRead.most_splits)
-        return SplitRead(source=source, most_splits=most, most_bytes=most_bytes, savepoint=savepoint)
     default = TaskLimits()
     limits = TaskLimits(
         given.get("maxRecordsPerTrigger", default.records),
-        default.size_bytes if most_bytes is None else most_bytes,
+        given.get("maxBytesPerTrigger", default.size_bytes),
         given.get("maxTriggerDuration", default.seconds),
     )
-    read = SplitRead(source=source, checkpoint=checkpoint, limits=limits, savepoint=savepoint)
-    checkpoint_of(read)
+    read = SplitRead(
+        source=source,
+        checkpoint=checkpoint,
+        most_splits=given.get("maxSplitsPerTrigger", SplitRead.most_splits),
+        most_bytes=given.get("maxBytesPerTrigger"),
+        limits=limits,
+        savepoint=given.get("startFromSavepoint"),
+    )
+    if not source.finite_splits:
+        checkpoint_of(read)
     return read
 
 

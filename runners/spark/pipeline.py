@@ -93,11 +93,13 @@ def _format_of(kind: type[FormatT], held: object) -> type[FormatT]:
     try:
         return kind.of(held)
     except Exception as error:
-        raise UsageError(f"the pipeline cannot be sent to Spark's tasks: {type(error).__name__}: {error}") from error
+        raise UsageError(
+            f"the source or the pipeline cannot be sent to Spark's tasks: {type(error).__name__}: {error}"
+        ) from error
 
 
 class PipelineSourceFormat(PickledFormat):
-    """The base of the formats that pipelines are read by. Each holds a `LogRead` or a `SplitRead`."""
+    """The base of the formats that pipelines are read by. Each holds a `StreamRead`."""
 
     PREFIX = f"{PIPELINES}source_"
 

@@ -139,6 +139,34 @@ class HybridContext(PiecesContext):
 
 
 NOTHING = MemoryLog()
+SERVED_INTERVAL_S = 0.1
+
+
+class ServedPieces(PiecesContext):
+    """For runners whose readers are other processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log.serve()
+
+    def create_source(self, boundedness: Boundedness) -> MemoryPieces:
+        source = super().create_source(boundedness)
+        source.discovery_interval_s = SERVED_INTERVAL_S
+        return source
+
+
+class ServedHybrid(HybridContext):
+    """The same of two sources."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for log in (self.log, self.new, NOTHING):
+            log.serve()
+
+    def create_source(self, boundedness: Boundedness) -> Hybrid:
+        source = super().create_source(boundedness)
+        source.discovery_interval_s = SERVED_INTERVAL_S
+        return source
 
 
 def source_after(log: MemoryLog, end: SourceEnd) -> MemorySource:

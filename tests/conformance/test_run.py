@@ -26,12 +26,11 @@ from headrace.enumerator.errors import RetriableError, StateError
 from headrace.kafka import KafkaSource
 from headrace.runners.local.savepoints import take_savepoint
 from headrace.runners.local.storage.places import run_files
-from headrace.sources import Hybrid
-from headrace.testing import ExternalContext, FakeKafka, MemoryPieces, Run, SourceConformance
+from headrace.testing import ExternalContext, FakeKafka, Run, SourceConformance
 from tests.helpers.python_path import python_path
 
 from .test_kafka import PartitionPerSplit, TopicPerSplit
-from .test_memory import NOTHING, HybridContext, PiecesContext
+from .test_memory import ServedHybrid, ServedPieces
 
 DISCOVERY_S = 0.1
 TIMEOUT_S = 60.0
@@ -202,35 +201,11 @@ class TestTopicsOfAPattern(OnRun):
     context = TopicPerSplit
 
 
-class ServedPieces(PiecesContext):
-    def __init__(self) -> None:
-        super().__init__()
-        self.log.serve()
-
-    def create_source(self, boundedness: Boundedness) -> MemoryPieces:
-        source = super().create_source(boundedness)
-        source.discovery_interval_s = DISCOVERY_S
-        return source
-
-
 @pytest.mark.long
 @pytest.mark.timeout(300)
 class TestPieces(OnRun):
     def create_external_context(self) -> ServedPieces:
         return ServedPieces()
-
-
-class ServedHybrid(HybridContext):
-    def __init__(self) -> None:
-        super().__init__()
-        self.log.serve()
-        self.new.serve()
-        NOTHING.serve()
-
-    def create_source(self, boundedness: Boundedness) -> Hybrid:
-        source = super().create_source(boundedness)
-        source.discovery_interval_s = DISCOVERY_S
-        return source
 
 
 @pytest.mark.long

@@ -17,11 +17,11 @@ pytest.importorskip("apache_beam", reason="needs headrace[beam]")
 
 from headrace.enumerator import Boundedness, Source
 from headrace.files import FileSource
-from headrace.testing import ExternalContext, MemoryPieces, SparkSourceConformance
+from headrace.testing import ExternalContext, SparkSourceConformance
 from tests.conformance import test_files as files
 from tests.conformance.test_beam_sources import TextContext
 from tests.conformance.test_kafka import PartitionPerSplit
-from tests.conformance.test_memory import NOTHING, HybridContext, MemoryContext, PiecesContext
+from tests.conformance.test_memory import MemoryContext, ServedHybrid, ServedPieces
 from tests.helpers.page_connector import write_lines_module
 from tests.helpers.spark_tools import start_session, stop_session
 
@@ -64,17 +64,6 @@ class TestMemory(OnSpark):
 
     def create_external_context(self) -> ExternalContext:
         return ServedLog()
-
-
-class ServedPieces(PiecesContext):
-    def __init__(self) -> None:
-        super().__init__()
-        self.log.serve()
-
-    def create_source(self, boundedness: Boundedness) -> MemoryPieces:
-        source = super().create_source(boundedness)
-        source.discovery_interval_s = 0.2
-        return source
 
 
 @pytest.mark.full
@@ -146,13 +135,6 @@ class TestKafka(OnSpark):
 
     def create_external_context(self) -> ExternalContext:
         return PartitionPerSplit(self.bootstrap)
-
-
-class ServedHybrid(HybridContext):
-    def __init__(self) -> None:
-        super().__init__()
-        for log in (self.log, self.new, NOTHING):
-            log.serve()
 
 
 @pytest.mark.full
