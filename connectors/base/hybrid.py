@@ -351,15 +351,16 @@ class _StageDiscovery(SplitDiscovery[HybridSplit]):
         return self._as_hybrid(self._inner.initial())
 
     def later(self, known: Mapping[str, HybridSplit]) -> DiscoveryResult[HybridSplit]:
-        own = [split.split for split in known.values() if split.stage == self._stage.number]
-        return self._as_hybrid(self._inner.later({split.split_id: split for split in own}))
+        return self._as_hybrid(self._inner.later(self._own(known)))
 
     def later_or_raise(self, known: Mapping[str, HybridSplit]) -> DiscoveryResult[HybridSplit]:
-        own = [split.split for split in known.values() if split.stage == self._stage.number]
-        return self._as_hybrid(self._inner.later_or_raise({split.split_id: split for split in own}))
+        return self._as_hybrid(self._inner.later_or_raise(self._own(known)))
 
     def close(self) -> None:
         self._inner.close()
+
+    def _own(self, known: Mapping[str, HybridSplit]) -> dict[str, Any]:
+        return {split.split.split_id: split.split for split in known.values() if split.stage == self._stage.number}
 
     def _as_hybrid(self, found: DiscoveryResult[Any]) -> DiscoveryResult[HybridSplit]:
         number, end = self._stage.number, self._stage.end

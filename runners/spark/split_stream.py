@@ -143,10 +143,12 @@ class SplitPlanner(SourcePlanner[SplitT]):
         return [PlannedTask(splits, len(names), name, wait_s) for splits, name in zip(reading.tasks, names, strict=True)]
 
     def ended(self, start: str) -> Unread[SplitT] | None:
-        """What the source has ended with, where nothing is left to read behind `start`; None otherwise."""
+        """What the source has ended with, where nothing is left to read behind `start`, nor to report; None otherwise."""
         before = self._format.from_json(start)
-        over = None if before is None else self._over(before)
-        return over if over is not None and over.exhausted and not over.unread and not over.more else None
+        if before is None or before.reading != self._published:
+            return None
+        over = self._over(before)
+        return over if over.exhausted and not over.unread and not over.more else None
 
     def committed(self, end: str) -> None:
         """The batch is in Spark's commit log: its positions may be published, and what it has finished is done with."""

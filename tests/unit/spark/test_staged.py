@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from headrace.enumerator.errors import StateError
+from headrace.enumerator.errors import RetriableError, StateError
 from headrace.enumerator.source import Boundedness, DiscoveryResult, IncrementalDiscovery, JsonObject
 from headrace.runners.spark.bounded import spark_types
 from headrace.runners.spark.pipeline import _stream_reader
@@ -136,6 +136,23 @@ def test_no_switch_before_the_last_batch_of_a_stage(query: Query) -> None:
     query.plan()
     query.plan()
     assert not TOPIC.looks
+
+
+def test_no_switch_before_the_finished_splits_are_reported(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        query.plan()
+        query.run()
+    reported, away = History.splits_finished, RetriableError("the archive is away")
+
+    def fails(_self: History, _splits: Sequence[Piece]) -> None:
+        raise away
+
+    monkeypatch.setattr(History, "splits_finished", fails)
+    assert not query.plan()
+    monkeypatch.setattr(History, "splits_finished", reported)
+    assert query.plan()
+    assert query.run() == ["t0"]
+    assert HISTORY.finished == ["1", "2", "3"]
 
 
 def test_an_offset_of_another_kind_of_source_is_refused(query: Query) -> None:
