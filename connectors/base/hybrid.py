@@ -116,7 +116,7 @@ class HybridSource(Source[HybridSplit]):
         self._boundedness = last.boundedness if isinstance(last, Source) else boundedness or Boundedness.UNBOUNDED
         intervals = [each.discovery_interval_s if isinstance(each, Source) else 300.0 for each in self.stages]
         known_s = min((interval for interval in intervals if interval is not None), default=None)
-        self.discovery_interval_s = known_s if discovery_interval_s is None else discovery_interval_s
+        self.discovery_interval_s: float | None = known_s if discovery_interval_s is None else discovery_interval_s
         self._made: dict[int, tuple[JsonObject | None, Source[Any]]] = {}
         self._schema: pa.Schema | None = None
 

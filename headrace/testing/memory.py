@@ -86,7 +86,7 @@ class MemoryLog:
     def __init__(self) -> None:
         """A log without splits."""
         self._number = next(_numbers)
-        self.key = secrets.token_hex(8)
+        self.key: str = secrets.token_hex(8)
         self._server: Address | None = None
         self._values: dict[str, list[str]] = {}
         self._hidden: set[str] = set()

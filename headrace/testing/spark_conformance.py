@@ -172,8 +172,10 @@ class SourceStream:
     """A query that copies a source to Parquet, exactly once, and what was written to the source."""
 
     def __init__(self, spark: SparkSession, external: ExternalContext, folder: Path) -> None:
-        self.external, self.folder = external, folder
-        self.checkpoint, self._out = str(folder / "checkpoint"), folder / "out"
+        self.external: ExternalContext = external
+        self.folder: Path = folder
+        self.checkpoint: str = str(folder / "checkpoint")
+        self._out = folder / "out"
         self.written: Counter[str] = Counter()
         self._spark = spark
         self._query: StreamingQuery | None = None

@@ -82,10 +82,10 @@ class FileSource(Source[FileSplit]):
         filesystem: Any = None,  # noqa: ANN401 - of fsspec or pyarrow
     ) -> None:
         """Raises UsageError as the class says."""
-        self.discovery_interval_s = discovery_interval_s if watch else None
+        self.discovery_interval_s: float | None = discovery_interval_s if watch else None
         if self.discovery_interval_s is not None and not self.discovery_interval_s > 0:
             raise UsageError(f"discovery_interval_s must be positive seconds, not {self.discovery_interval_s!r}")
-        self.plan = FilePlan(
+        self.plan: FilePlan = FilePlan(
             path,
             ReadFormat("csv", format) if isinstance(format, Csv) else ReadFormat(_name(format), _NO_CSV),
             None if schema is None else plain_schema(schema),
