@@ -153,7 +153,7 @@ def run(folder: Path, kills: int, moves: random.Random) -> dict[str, Any]:
                     incoming.grow()
                     time.sleep(LOOK_S)
                     if time.monotonic() > until:
-                        raise TimeoutError(f"no batch in {TIMEOUT_S:g} s: see {folder}/log")
+                        raise TimeoutError(f"no batch in {TIMEOUT_S:g} s")
                 time.sleep(moves.uniform(0.0, MOST_DELAY_S))
                 victim = moves.choices(list(VICTIMS), list(VICTIMS.values()))[0]
                 if job.kill(victim, moves):
@@ -189,12 +189,15 @@ def main() -> None:
     parser.add_argument("--result", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="headrace-splits-", ignore_cleanup_errors=True) as folder:
-        result = run(Path(folder), arguments.kills, random.Random(arguments.seed))
-        is_right = not any(count for what, count in result.items() if what.endswith(("lost", "foreign")))
-        if not is_right:
-            kept = Path(tempfile.mkdtemp(prefix="headrace-splits-kept-"))
-            Path(folder).rename(kept / "run")
-            print("kept:", kept)  # noqa: T201 - a command
+        is_right = False
+        try:
+            result = run(Path(folder), arguments.kills, random.Random(arguments.seed))
+            is_right = not any(count for what, count in result.items() if what.endswith(("lost", "foreign")))
+        finally:
+            if not is_right:
+                kept = Path(tempfile.mkdtemp(prefix="headrace-splits-kept-"))
+                Path(folder).rename(kept / "run")
+                print("kept:", kept)  # noqa: T201 - a command
     print(json.dumps(result))  # noqa: T201 - a command
     if arguments.result is not None:
         runs = json.loads(arguments.result.read_text()) if arguments.result.exists() else []
