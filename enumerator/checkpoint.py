@@ -3,7 +3,8 @@
 {"source": "kafka", "checkpoint_id": 7, "exhausted": false, "cursor": null, "stage": null, "split_version": 1,
  "splits": [{"finished": false, "split": {...}}, ...]}
 
-A stage is {"number": 1, "source": "kafka", "end": {...}, "in_pieces": false, "is_found": false}.
+A stage is {"number": 1, "source": "kafka", "end": {...}, "in_pieces": false, "is_found": false}, and "needs_ends":
+true where it does.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class CheckpointSerializer(Generic[SplitT]):
                 "checkpoint_id": checkpoint.checkpoint_id,
                 "exhausted": checkpoint.exhausted,
                 "cursor": checkpoint.cursor,
-                "stage": None if checkpoint.stage is None else asdict(checkpoint.stage),
+                "stage": None if checkpoint.stage is None else _stored_stage(checkpoint.stage),
                 "split_version": self._splits.version,
                 "splits": [
                     {"finished": state.finished, "split": self._splits.serialize(state.split)} for state in checkpoint.splits
@@ -79,7 +80,12 @@ class CheckpointSerializer(Generic[SplitT]):
             return Checkpoint(int(body["checkpoint_id"]), splits, bool(body["exhausted"]), cursor, stage)
 
 
+def _stored_stage(stage: Stage) -> JsonObject:
+    return {name: value for name, value in asdict(stage).items() if name != "needs_ends" or value}
+
+
 def _stage(data: Any) -> Stage:  # noqa: ANN401 - JSON
     number, source = stored_number(data["number"]), stored_text(data["source"])
     end = None if data["end"] is None else stored_object(data["end"])
-    return Stage(number, source, end, stored_truth(data["in_pieces"]), stored_truth(data["is_found"]))
+    in_pieces, is_found = stored_truth(data["in_pieces"]), stored_truth(data["is_found"])
+    return Stage(number, source, end, in_pieces, is_found, stored_truth(data.get("needs_ends", False)))

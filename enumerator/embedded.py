@@ -110,6 +110,7 @@ class EmbeddedRun(Generic[SplitT]):
         if self._closed:
             return None
         self._note_delivered()
+        self._keep_ends()
         self._carry_on()
         try:
             self._handed = self._polled(timeout)
@@ -169,6 +170,7 @@ class EmbeddedRun(Generic[SplitT]):
         completed, self._persisting = self._under_way(), None
         for slot in self._slots.values():
             slot.progress.checkpoint_completed(slot.reported)
+            slot.reader.checkpoint_completed([state.split for state in slot.reported.values()])
         self._send(ev.CheckpointCompleted(completed.checkpoint_id))
 
     def checkpoint_aborted(self) -> None:
@@ -231,6 +233,15 @@ class EmbeddedRun(Generic[SplitT]):
             self._decide(ev.SplitFinished(number, batch.split.split_id))
             self._decide(ev.SplitRequested(number))
         self._handed = None
+
+    def _keep_ends(self) -> None:
+        """What the next stage is made from needs no checkpoint here: a reader is never lost apart from this run."""
+        enumerator = self.coordinator.enumerator
+        if self._persisting is None and enumerator.waits_for_ends:
+            for slot in self._slots.values():
+                states = slot.progress.snapshot()
+                enumerator.ledger.make_durable(states)
+                slot.progress.checkpoint_completed(states)
 
     def _carry_on(self) -> None:
         """Carry out what an interruption has left, then replace the readers that lost a batch by it."""

@@ -121,6 +121,12 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         return self._discovery is Discovery.EXHAUSTED
 
     @property
+    def waits_for_ends(self) -> bool:
+        """True when all splits of a stage are read, and the next waits for a checkpoint that has their ends."""
+        is_found = self._discovery is Discovery.STAGE_FOUND and self.stage is not None and self.stage.needs_ends
+        return is_found and self.ledger.all_finished and not self.ledger.all_finished_durably
+
+    @property
     def is_behind(self) -> bool:
         """True when there may be more to find now, or in the next stage: the next round is what `continued` gives."""
         return self._discovery in (Discovery.BEHIND, Discovery.STAGE_FOUND)
@@ -176,7 +182,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         So neither the ledger nor a checkpoint grows with what there is to read.
         """
         if self._discovery is Discovery.STAGE_FOUND:
-            return self._switch() if self.ledger.all_finished else []
+            return self._switch() if self.ledger.all_finished and not self.waits_for_ends else []
         if not self.is_behind or self.ledger.unfinished >= ev.SPLITS_AT_ONCE:
             return []
         self._move(Trigger.CAPACITY)

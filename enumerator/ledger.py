@@ -109,6 +109,11 @@ class Ledger(Generic[SplitT]):
         return self._unfinished == 0
 
     @property
+    def all_finished_durably(self) -> bool:
+        """True when every split was read to its end, and a completed checkpoint says so of each."""
+        return self._unfinished == 0 and not any(self._held.values())
+
+    @property
     def unfinished(self) -> int:
         """Number of splits that are not read to their end."""
         return self._unfinished

@@ -38,7 +38,8 @@ class Stage:
 
     `number`: from 0. `source`: the name of the stage's source. `end`: what the previous stage has ended with, None of the
     first. `in_pieces`: whether its splits are pieces of work, to be shared out a few at a time. `is_found`: no split of it will
-    ever be added, and another stage follows when they are read.
+    ever be added, and another stage follows when they are read. `needs_ends`: the next is made from the splits as they are when
+    they are read, so the switch waits until a checkpoint has all of them.
     """
 
     number: int
@@ -46,6 +47,7 @@ class Stage:
     end: JsonObject | None
     in_pieces: bool
     is_found: bool
+    needs_ends: bool = False
 
 
 def is_before(split: SourceSplit, stage: Stage) -> bool:
@@ -145,7 +147,8 @@ class StagedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
     def following(self, stage: Stage, cursor: JsonObject | None, splits: Sequence[SplitT]) -> Stage:
         """The next stage, when every split of this one is read.
 
-        `cursor` and `splits` are what a checkpoint has of it. Does no I/O; the same for the same arguments.
+        `cursor` and `splits` are what a checkpoint has of it: where the stage `needs_ends`, each split at its end. Does no I/O;
+        the same for the same arguments.
         """
 
     def initial(self) -> DiscoveryResult[SplitT]:
@@ -182,6 +185,12 @@ class SourceReader(ABC, Generic[SplitT]):
     @abstractmethod
     def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
         """The next batch, or None when nothing came within `timeout` seconds. The batch with `finished` is a split's last."""
+
+    def checkpoint_completed(self, splits: Sequence[SplitT]) -> None:
+        """These are durable positions of its splits, some of which may be finished. For what only their reader can publish.
+
+        Called by `headrace run` and in one process; not by Spark and Beam. Default: does nothing.
+        """
 
     @abstractmethod
     def close(self) -> None:

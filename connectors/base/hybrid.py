@@ -424,6 +424,10 @@ class HybridReader(SourceReader[HybridSplit]):
                 return SplitBatch(split, self._relabelled(batch.records), batch.finished)
         return None
 
+    def checkpoint_completed(self, splits: Sequence[HybridSplit]) -> None:
+        for number, stage in self._readers.items():
+            stage.reader.checkpoint_completed([split.split for split in splits if split.stage == number])
+
     def close(self) -> None:
         while self._readers:
             self._readers.popitem()[1].reader.close()

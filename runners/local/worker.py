@@ -150,7 +150,9 @@ class _Worker:
             case "take_snapshot":
                 self._snapshot(message.take_snapshot.checkpoint_id)
             case "checkpoint_stored":
-                self._progress.checkpoint_completed(self._reported.pop(message.checkpoint_stored.checkpoint_id, {}))
+                stored = self._reported.pop(message.checkpoint_stored.checkpoint_id, {})
+                self._progress.checkpoint_completed(stored)
+                self._reader.checkpoint_completed([state.split for state in stored.values()])
             case "stop_worker":
                 self._stopping = True
             case other:

@@ -42,7 +42,7 @@ SIMULATIONS = (
         "lost while persisting": 225, "reported": 1500, "not reported": 40, "reported again": 200, "ReportDiscoveryFailure": 15,
     }),
     Searched(STAGED, 500, stages.INJECTED, {
-        "switch to 1": 350, "switch to 2": 300, "switch failed": 20, "restored in stage 0": 500, "restored in stage 1": 100,
+        "switch to 1": 350, "switch to 2": 300, "switch failed": 20, "switch with ends": 60, "restored in stage 0": 500, "restored in stage 1": 100,
         "restored in stage 2": 70, "crash in SWITCHING": 100, "crash in STAGE_FOUND": 60, "crash in SWITCH_PAUSED": 4,
         "reader lost": 900, "lost while persisting": 225, "reported again": 150, "rewind": 100,
     }),

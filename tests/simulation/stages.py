@@ -67,7 +67,7 @@ class Stages(Pieces):
             StageSplit(each, self.ends[each] if start is None else start, self.ends[each] if stops else None) for each in found
         ]
         is_over = self.open > stage.number and stops and not more.get("more")
-        entered = Stage(stage.number, stage.source, stage.end, stage.in_pieces, is_over and not is_last)
+        entered = Stage(stage.number, stage.source, stage.end, stage.in_pieces, is_over and not is_last, stage.needs_ends)
         return DiscoveryResult(added, complete=is_over and is_last, stage=entered, **more)
 
 
@@ -109,7 +109,9 @@ class StagesDiscovery(StagedDiscovery[Any]):
 
     def following(self, stage: Stage, cursor: JsonObject | None, splits: Sequence[Any]) -> Stage:
         count = len([split for split in splits if split.stage == stage.number]) if cursor is None else cursor["found"]
-        return Stage(stage.number + 1, f"s{stage.number + 1}", {"count": count}, in_pieces=False, is_found=False)
+        number = stage.number + 1
+        needs_ends = number == 1 and not self._external.latest  # else it has a cursor
+        return Stage(number, f"s{number}", {"count": count}, in_pieces=False, is_found=False, needs_ends=needs_ends)
 
 
 class StageSimulation(PieceSimulation):
@@ -143,6 +145,11 @@ class StageSimulation(PieceSimulation):
             read = {split_id for split_id, end in self.external_state.ends.items() if self.done.get(split_id) == end}
             earlier = {each for number in range(command.stage.number + 1) for each in self.external_state.of(number)}
             assert earlier <= read | self.read_to_end, f"not read before the switch: {earlier - read - self.read_to_end}"
+            if command.stage.needs_ends:
+                self.happened["switch with ends"] += 1
+                states = () if self.durable is None else self.serializer.deserialize(self.durable).splits
+                uncertain = set(command.splits) - {state.split for state in states if state.finished}
+                assert not uncertain, f"no checkpoint has them at their ends: {uncertain}"
             self.asked.append(command)
         else:
             super().carry_out(command)
@@ -186,7 +193,9 @@ class StageSimulation(PieceSimulation):
         enumerator = self.coordinator.enumerator
         if enumerator._discovery is Discovery.SWITCHING:
             assert self.asked or self.discovery, "a switch is not under way"
-        assert enumerator._discovery is not Discovery.STAGE_FOUND or not enumerator.ledger.all_finished, "no switch"
+        ledger, needs_ends = enumerator.ledger, enumerator.stage is not None and enumerator.stage.needs_ends
+        is_read = ledger.all_finished_durably if needs_ends else ledger.all_finished
+        assert enumerator._discovery is not Discovery.STAGE_FOUND or not is_read, "no switch"
 
     def check_checkpoint(self, checkpoint: Checkpoint[MemorySplit]) -> None:
         """I1: every split is there once, or was reported as finished."""

@@ -30,6 +30,12 @@ def switched_before_all_was_read(continued: Any, self: Any) -> Any:
     return continued(self)
 
 
+@instead_of(SplitEnumerator, "continued")
+def switched_before_the_ends_were_durable(continued: Any, self: Any) -> Any:
+    """The next stage is made from splits that may be read again, and end otherwise."""
+    return self._switch() if self.waits_for_ends else continued(self)
+
+
 @instead_of(coordinator_module, "Checkpoint")
 def end_not_stored(checkpoint_type: Any, number: int, splits: Any, exhausted: bool, cursor: Any, stage: Any) -> Any:
     """A restored enumerator does not know what its stage was made from."""

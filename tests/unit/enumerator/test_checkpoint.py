@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -36,7 +36,11 @@ def envelope(**changes: object) -> bytes:
     return enveloped(SERIALIZER.serialize(GOOD), **changes)
 
 
-@pytest.mark.parametrize("checkpoint", [GOOD, Checkpoint(0, (), exhausted=False)])
+@pytest.mark.parametrize(
+    "checkpoint",
+    [GOOD, Checkpoint(0, (), exhausted=False), replace(GOOD, stage=replace(STAGE, needs_ends=True))],
+    ids=["whole", "empty", "needs ends"],
+)
 def test_a_checkpoint_comes_back_as_it_was(checkpoint):
     assert SERIALIZER.deserialize(SERIALIZER.serialize(checkpoint)) == checkpoint
 

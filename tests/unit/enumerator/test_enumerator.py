@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -489,3 +490,16 @@ def test_each_reader_gets_a_few_splits_and_the_next_when_it_has_finished_one():
     again = driver.send(e.ReaderLost(1))
     assert assigned(again) == {}, "the other has enough"
     assert [len(splits) for splits in assigned(driver.register(1)).values()] == [4]
+
+
+def test_a_stage_that_needs_ends_is_over_when_a_checkpoint_has_them():
+    """The next one is made from them, so none of them may be read again, to another end."""
+    driver, stage = Driver(parallelism=1), replace(OLD, needs_ends=True)
+    driver.send(e.SplitsDiscovered(DiscoveryResult([split("a", 0, 2), split("b", 0, 1)], stage=stage)))
+    driver.register(0)
+    assert not only(driver.send(e.SplitFinished(0, "a"), e.SplitFinished(0, "b")), e.SwitchStage)
+    enumerator = driver.coordinator.enumerator
+    assert (enumerator.ledger.all_finished, enumerator.waits_for_ends) == (True, True)
+    driver.checkpoint(1, r0=[finished("a", 2), finished("b", 1)])
+    (switch,) = only(driver.send(e.CheckpointCompleted(1)), e.SwitchStage)
+    assert switch.splits == (split("a", 2, 2), split("b", 1, 1))
