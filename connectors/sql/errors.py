@@ -1,11 +1,10 @@
-"""A database's errors in our tree: tables for PostgreSQL's SQLSTATEs, the numbers of MariaDB and MySQL, and SQLite's codes.
+"""A database's errors in our tree: tables for the numbers of MariaDB and MySQL, and SQLite's codes; PostgreSQL's are its own.
 
 What a table does not have becomes an `UnclassifiedError`, which runners retry a bounded number of times.
 """
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,39 +12,10 @@ from contextlib import contextmanager
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from headrace.connectors.postgresql.errors import kind_of_state, kind_while_connecting
 from headrace.enumerator.errors import AuthenticationError, HeadraceError, RetriableError, UnclassifiedError, UsageError
 
 _Kind = type[HeadraceError]
-
-# By the longest prefix of the SQLSTATE. A value or a row that the table refuses is the caller's.
-_STATES: dict[str, _Kind] = {
-    "08": RetriableError,  # connection lost
-    "0A": UsageError,  # not supported
-    "0L": AuthenticationError,
-    "0P": AuthenticationError,
-    "21": UsageError,  # a subquery of a trigger with many rows
-    "22": UsageError,  # a value that cannot be stored
-    "23": UsageError,  # a constraint, or no partition for the row
-    "25006": RetriableError,  # read-only: a standby, until it is promoted
-    "28": AuthenticationError,
-    "2F": UsageError,  # a function or trigger
-    "38": UsageError,  # the same, in another language
-    "39": UsageError,
-    "3D": UsageError,  # no such database
-    "3F": UsageError,  # no such schema
-    "40": RetriableError,  # deadlock, serialization failure
-    "42": UsageError,  # no such table or column, a generated column
-    "42501": AuthenticationError,  # insufficient privilege
-    "44": UsageError,  # a view's WITH CHECK OPTION
-    "53": RetriableError,  # out of connections, prepared transactions, memory, disk
-    "54": UsageError,  # a row that is too large
-    "55": UsageError,  # not in the state that is needed
-    "55006": RetriableError,  # object in use
-    "55P03": RetriableError,  # lock timeout
-    "57": RetriableError,  # shutting down, statement timeout
-    "57P04": UsageError,  # the database was dropped
-    "P0": UsageError,  # RAISE in a trigger
-}
 
 _NUMBERS: dict[int, _Kind] = {
     **dict.fromkeys((
@@ -89,11 +59,6 @@ _BY_NAME: dict[str, _Kind] = {
     **dict.fromkeys(("DataError", "IntegrityError", "OverflowError", "ProgrammingError"), UsageError),
     **dict.fromkeys(("InterfaceError", "OperationalError"), RetriableError),  # the connection is gone
 }
-# Nor has, in psycopg, what happens while it connects.
-_CONNECTING: tuple[tuple[str, _Kind], ...] = (
-    ('database ".*" does not exist', UsageError),
-    ("authentication failed|no password supplied|no pg_hba.conf entry|does not exist|permission denied", AuthenticationError),
-)
 
 
 def code_of(error: BaseException) -> str | int | None:
@@ -134,13 +99,11 @@ def _driver_error(error: BaseException) -> BaseException:
 def _kind_of(error: BaseException) -> _Kind:
     code, original = code_of(error), _driver_error(error)
     if isinstance(code, str):
-        return next((_STATES[code[:length]] for length in (5, 2) if code[:length] in _STATES), UnclassifiedError)
+        return kind_of_state(code)
     if isinstance(code, int):
         return _NUMBERS.get(code, UnclassifiedError)
     extended = getattr(original, "sqlite_errorcode", None)
     if extended is not None:
         return _SQLITE.get(extended & _PRIMARY, UnclassifiedError)
     kind = next((_BY_NAME[base.__name__] for base in type(original).__mro__ if base.__name__ in _BY_NAME), UnclassifiedError)
-    if kind is RetriableError:
-        return next((found for text, found in _CONNECTING if re.search(text, str(original))), RetriableError)
-    return kind
+    return kind_while_connecting(str(original)) if kind is RetriableError else kind

@@ -1,0 +1,458 @@
+"""What a server says of itself, of its tables and their types, of publications and slots. PostgreSQL 13 to 18.
+
+Each function asks by a session in autocommit, as `connection.connect` gives it, and raises psycopg's errors: see `translated`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from psycopg import Connection, sql
+
+from headrace.connectors.postgresql.types import Column, PgType, Table
+from headrace.enumerator.errors import UsageError
+
+SLOT_PREFIX = "headrace_"
+"""Of the names of our slots: no other slot is ever dropped or moved."""
+PLUGIN = "pgoutput"
+
+_PG14, _PG15, _PG16, _PG17, _PG18 = 140000, 150000, 160000, 170000, 180000
+_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server, or a standby of one. `version`: 150018 is 15.18. `timeline` is the one that it is on."""
+
+    version: int
+    system_identifier: int
+    timeline: int
+    is_standby: bool
+    database: str
+
+
+def read_server(connection: Connection) -> Server:
+    row = connection.execute(
+        """
+        SELECT current_setting('server_version_num')::int, system_identifier, CASE
+            WHEN pg_is_in_recovery() THEN greatest(timeline_id, min_recovery_end_timeline)
+            -- the last checkpoint may be older than the promotion
+            ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int
+        END, pg_is_in_recovery(), current_database()
+        FROM pg_control_system(), pg_control_checkpoint(), pg_control_recovery()
+        """
+    ).fetchone()
+    assert row is not None
+    return Server(*row)
+
+
+def read_settings(connection: Connection, names: Collection[str]) -> dict[str, str]:
+    """As SHOW has them: with units. Those that this server does not have are left out."""
+    query = "SELECT name, current_setting(name) FROM unnest(%s::text[]) AS name WHERE current_setting(name, true) IS NOT NULL"
+    return dict(connection.execute(query, [list(names)]).fetchall())
+
+
+# --- relations --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TablePattern:
+    """Names of tables: `schema.table`, or `table` in the schema `public`. `*` is any text, `?` any letter.
+
+    A part in double quotes is taken as it is. Case matters, as names are compared with those of the catalog.
+    """
+
+    text: str
+    schema: re.Pattern[str]
+    table: re.Pattern[str]
+
+    @classmethod
+    def parse(cls, text: str) -> TablePattern:
+        """Raises UsageError for what is not one or two names."""
+        parts = _PARTS.fullmatch(text)
+        if parts is None:
+            raise UsageError(f'{text!r} does not name a table: write schema.table, a part with other letters as "My table"')
+        schema, table = parts.groups()
+        return cls(text, _pattern("public" if schema is None else schema), _pattern(table))
+
+    def matches(self, schema: str, table: str) -> bool:
+        return bool(self.schema.fullmatch(schema) and self.table.fullmatch(table))
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether it names one table."""
+        return not any(_WILD.search(part) for part in _PART.findall(self.text) if not part.startswith('"'))
+
+
+_QUOTED, _PLAIN = r'"(?:[^"]|"")+"', r'[^".]+'
+_PART = re.compile(f"{_QUOTED}|{_PLAIN}")
+_PARTS = re.compile(rf"(?:({_QUOTED}|{_PLAIN})\.)?({_QUOTED}|{_PLAIN})")
+_WILD = re.compile(r"[*?]")
+
+
+def _pattern(part: str) -> re.Pattern[str]:
+    if part.startswith('"'):
+        return re.compile(re.escape(part[1:-1].replace('""', '"')))
+    return re.compile("".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in part), re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table, or what could be taken for one. `kind` is relkind: r table, p partitioned, v view, m materialized, f foreign.
+
+    `root` is the partitioned table at the top, where this is a partition. `rows` is the server's estimate (-1: unknown).
+    `unreadable` are the columns that our role may not select. `has_policies`: row-level security hides rows from it.
+    """
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    persistence: str
+    root: int | None
+    rows: float
+    may_use_schema: bool
+    unreadable: Sequence[str]
+    has_policies: bool
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def is_table(self) -> bool:
+        """Whether its changes are in the log."""
+        return self.kind in "rp" and self.persistence == "p"
+
+
+def find_relations(connection: Connection, patterns: Sequence[TablePattern]) -> list[Relation]:
+    """All that a pattern names but the system's, in the order of their names; also what cannot be a source."""
+    rows = connection.execute(
+        """
+        SELECT c.oid::bigint, nspname, relname, relkind::text, relpersistence::text,
+            CASE WHEN relispartition THEN pg_partition_root(c.oid)::oid::bigint END, reltuples::float8,
+            has_schema_privilege(n.oid, 'USAGE'), ARRAY(
+                SELECT attname FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped
+                    AND NOT has_column_privilege(c.oid, attnum, 'SELECT') ORDER BY attnum
+            )::text[], row_security_active(c.oid)
+        FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
+        WHERE relkind IN ('r', 'p', 'v', 'm', 'f') AND nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
+        ORDER BY nspname COLLATE "C", relname COLLATE "C"
+        """
+    ).fetchall()
+    found = (Relation(*row) for row in rows)
+    return [each for each in found if any(pattern.matches(each.schema, each.name) for pattern in patterns)]
+
+
+def followed(relations: Sequence[Relation]) -> list[Relation]:
+    """The tables among them whose changes can be read, without partitions of others of them, whose changes are the root's."""
+    oids = {each.oid for each in relations}
+    return [each for each in relations if each.is_table and each.root not in oids]
+
+
+# --- columns and types ------------------------------------------------------------------------------------------------
+
+_IDENTITIES: Mapping[str, Literal["default", "full", "index", "nothing"]] = {
+    "d": "default",
+    "f": "full",
+    "i": "index",
+    "n": "nothing",
+}
+
+# A deferrable primary key does not identify rows in the log.
+_TABLES = """
+    SELECT c.oid::bigint, nspname, relname, relreplident::text,
+        (SELECT indkey::int2[] FROM pg_index WHERE indrelid = c.oid AND indisprimary AND indisvalid),
+        (SELECT indkey::int2[] FROM pg_index WHERE indrelid = c.oid AND indisvalid
+            AND CASE relreplident WHEN 'd' THEN indisprimary AND indimmediate WHEN 'i' THEN indisreplident END)
+    FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = ANY(%s::oid[])
+"""
+_COLUMNS = """
+    SELECT attrelid::bigint, attnum, attname, atttypid::bigint, atttypmod, NOT attnotnull, attgenerated <> ''
+    FROM pg_attribute WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum
+"""
+# In 13, pg_range has no multiranges.
+_TYPES = """
+    WITH RECURSIVE needed(oid) AS (
+        SELECT unnest(%s::oid[])
+        UNION
+        SELECT part.oid FROM needed JOIN pg_type t ON t.oid = needed.oid CROSS JOIN LATERAL (
+            SELECT e.oid FROM pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid
+            UNION ALL SELECT t.typbasetype WHERE t.typtype = 'd'
+            UNION ALL SELECT rngsubtype FROM pg_range WHERE rngtypid = t.oid
+            UNION ALL {multiranges}
+            UNION ALL SELECT atttypid FROM pg_attribute
+                WHERE t.typtype = 'c' AND attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped
+        ) AS part(oid)
+    )
+    SELECT t.oid::bigint, format_type(t.oid, NULL), t.typtype::text, t.typrelid::bigint, coalesce(
+        (SELECT e.oid FROM pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid),
+        nullif(t.typbasetype, 0),
+        (SELECT rngsubtype FROM pg_range WHERE rngtypid = t.oid),
+        ({multiranges})
+    )::bigint, ARRAY(SELECT enumlabel FROM pg_enum WHERE enumtypid = t.oid ORDER BY enumsortorder)::text[]
+    FROM needed JOIN pg_type t ON t.oid = needed.oid
+"""
+_MULTIRANGES = "SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.oid"
+_KINDS: Mapping[str, Literal["enum", "domain", "composite", "range", "multirange"]] = {
+    "e": "enum",
+    "d": "domain",
+    "c": "composite",
+    "r": "range",
+    "m": "multirange",
+}
+
+
+def read_tables(connection: Connection, oids: Collection[int], published: Mapping[int, Collection[str]]) -> dict[int, Table]:
+    """The tables that there are of these. `published`: the names of a table's columns, where a publication lists them.
+
+    Without such a list the log has all but generated columns; those it has from 18 on, where they are listed.
+    """
+    keys = {row[0]: row[1:] for row in connection.execute(_TABLES, [list(oids)])}
+    columns = _columns(connection, keys)
+    types = _Types(connection, {column.type for own in columns.values() for column in own})
+    may_list_generated = connection.info.server_version >= _PG18
+    tables = {}
+    for oid, (schema, name, replident, primary, identity) in keys.items():
+        own = columns.get(oid, [])
+        names = {column.number: column.name for column in own}
+        in_key = set(names.values()) if replident == "f" else {names[number] for number in _numbers(identity)}
+        listed = published.get(oid)
+        kept = tuple(
+            Column(each.name, types.of(each.type), each.modifier, each.nullable, each.name in in_key)
+            for each in own
+            if (listed is None or each.name in listed)
+            and (not each.is_generated or (listed is not None and may_list_generated))
+        )
+        key = tuple(names[number] for number in _numbers(primary))
+        tables[oid] = Table(oid, schema, name, kept, _IDENTITIES[replident], key)
+    return tables
+
+
+class _Attribute(NamedTuple):
+    number: int
+    name: str
+    type: int
+    modifier: int
+    nullable: bool
+    is_generated: bool
+
+
+def _columns(connection: Connection, oids: Iterable[int]) -> dict[int, list[_Attribute]]:
+    """By relation, in their order."""
+    found: dict[int, list[_Attribute]] = defaultdict(list)
+    for oid, *attribute in connection.execute(_COLUMNS, [list(oids)]):
+        found[oid].append(_Attribute(*attribute))
+    return found
+
+
+def _numbers(indexed: Sequence[int] | None) -> Iterable[int]:
+    """The columns of an index of a key, which has no expressions."""
+    return () if indexed is None else indexed
+
+
+class _Types:
+    """Types by oid, with all that they are made of: PostgreSQL allows no circles."""
+
+    def __init__(self, connection: Connection, oids: Collection[int]) -> None:
+        is_old = connection.info.server_version < _PG14
+        query = _TYPES.format(multiranges="SELECT 0::oid WHERE false" if is_old else _MULTIRANGES)
+        self._rows: dict[int, tuple[Any, ...]] = {row[0]: row for row in connection.execute(query, [list(oids)])}
+        self._fields = _columns(connection, {row[3] for row in self._rows.values() if row[2] == "c"})
+        self._made: dict[int, PgType] = {}
+
+    def of(self, oid: int) -> PgType:
+        if oid not in self._made:
+            self._made[oid] = self._make(*self._rows[oid])
+        return self._made[oid]
+
+    def _make(self, oid: int, name: str, typtype: str, relation: int, element: int | None, labels: Sequence[str]) -> PgType:
+        fields = tuple(
+            Column(field.name, self.of(field.type), field.modifier, field.nullable) for field in self._fields.get(relation, ())
+        )
+        inner = None if element is None else self.of(element)
+        kind = _KINDS.get(typtype) or ("base" if element is None else "array")
+        return PgType(oid, name, kind, inner, fields, tuple(labels))
+
+
+# --- publications -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table as a publication has it. `columns`: before 15 it has no lists, and None is all but generated columns."""
+
+    oid: int
+    schema: str
+    name: str
+    columns: tuple[str, ...] | None = None
+    row_filter: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """`operations`: those of insert, update, delete, truncate. `tables` has roots where it is `via_root`, else partitions."""
+
+    name: str
+    owner: str
+    all_tables: bool
+    via_root: bool
+    operations: frozenset[str]
+    tables: tuple[PublishedTable, ...]
+
+    def columns(self) -> dict[int, tuple[str, ...]]:
+        """Of the tables for which they are known: see `read_tables`."""
+        return {table.oid: table.columns for table in self.tables if table.columns is not None}
+
+
+_OPERATIONS = ("insert", "update", "delete", "truncate")
+
+
+def read_publication(connection: Connection, name: str) -> Publication | None:
+    """None where there is none of this name."""
+    row = connection.execute(
+        "SELECT pg_get_userbyid(pubowner), puballtables, pubviaroot, pubinsert, pubupdate, pubdelete, pubtruncate"
+        " FROM pg_publication WHERE pubname = %s",
+        [name],
+    ).fetchone()
+    if row is None:
+        return None
+    details = "attnames::text[], rowfilter" if connection.info.server_version >= _PG15 else "NULL, NULL"
+    tables = connection.execute(
+        f"""
+        SELECT c.oid::bigint, schemaname, tablename, {details}
+        FROM pg_publication_tables JOIN pg_namespace n ON nspname = schemaname
+            JOIN pg_class c ON relnamespace = n.oid AND relname = tablename
+        WHERE pubname = %s ORDER BY schemaname COLLATE "C", tablename COLLATE "C"
+        """,  # noqa: S608 - one of two texts of ours
+        [name],
+    )
+    published = tuple(
+        PublishedTable(oid, schema, table, None if columns is None else tuple(columns), row_filter)
+        for oid, schema, table, columns, row_filter in tables
+    )
+    owner, all_tables, via_root, *allowed = row
+    operations = frozenset(each for each, is_published in zip(_OPERATIONS, allowed, strict=True) if is_published)
+    return Publication(name, owner, all_tables, via_root, operations, published)
+
+
+def publication_statement(name: str, tables: Sequence[tuple[str, str]]) -> sql.Composed:
+    """What creates a publication of these (schema, table), changes of partitions under the name of their root."""
+    listed = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
+    return sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)").format(
+        sql.Identifier(name), listed
+    )
+
+
+def create_publication(connection: Connection, name: str, tables: Sequence[tuple[str, str]]) -> None:
+    """Our role must own the tables, and needs CREATE on the database."""
+    connection.execute(publication_statement(name, tables))
+
+
+# --- slots ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A replication slot. LSNs are numbers; what a server's release does not have, or does not apply, is None.
+
+    `wal_status`: reserved, extended, unreserved or lost. `retained` are the bytes of WAL since `restart_lsn`; `safe_wal_size`
+    are those that can be written before it may be lost. `inactive_s`: for how long no process has used it (17 and newer).
+    """
+
+    name: str
+    plugin: str | None
+    database: str | None
+    active_pid: int | None
+    restart_lsn: int | None
+    confirmed_flush_lsn: int | None
+    wal_status: str | None
+    safe_wal_size: int | None
+    retained: int | None
+    two_phase: bool | None
+    conflicting: bool | None
+    failover: bool | None
+    synced: bool | None
+    invalidation_reason: str | None
+    inactive_s: float | None
+
+    @property
+    def is_active(self) -> bool:
+        return self.active_pid is not None
+
+    @property
+    def is_ours(self) -> bool:
+        return self.name.startswith(SLOT_PREFIX)
+
+
+_SLOT_COLUMNS = (
+    ("two_phase", _PG14),
+    ("conflicting", _PG16),
+    ("failover", _PG17),
+    ("synced", _PG17),
+    ("invalidation_reason", _PG17),
+    ("extract(epoch FROM clock_timestamp() - inactive_since)::float8", _PG17),
+)
+
+
+def read_slots(connection: Connection) -> list[Slot]:
+    """All of the server, in the order of their names."""
+    version = connection.info.server_version
+    newer = ", ".join(column if version >= since else "NULL" for column, since in _SLOT_COLUMNS)
+    rows = connection.execute(
+        f"""
+        SELECT slot_name, plugin, database, active_pid, (restart_lsn - '0/0')::bigint, (confirmed_flush_lsn - '0/0')::bigint,
+            wal_status, safe_wal_size, (CASE
+                WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn()
+            END - restart_lsn)::bigint, {newer}
+        FROM pg_replication_slots ORDER BY slot_name COLLATE "C"
+        """  # noqa: S608 - columns of ours
+    )
+    return [Slot(*row) for row in rows]
+
+
+def read_slot(connection: Connection, name: str) -> Slot | None:
+    return next((slot for slot in read_slots(connection) if slot.name == name), None)
+
+
+def check_slot_name(name: str) -> str:
+    """Raises UsageError for what is not the name of a slot of ours."""
+    if not _SLOT_NAME.fullmatch(name) or not name.startswith(SLOT_PREFIX):
+        raise UsageError(
+            f"{name!r} cannot be our slot: the name must start with {SLOT_PREFIX} and have lower-case letters, digits and "
+            "underscores, 63 at most"
+        )
+    return name
+
+
+def create_slot(connection: Connection, name: str) -> int:
+    """Make a permanent one; return the LSN from which on it has all changes. Waits for transactions that are open now.
+
+    From 17 on it is one that a standby with `sync_replication_slots` keeps, so that it outlives a failover.
+    """
+    failover = ", failover => NOT pg_is_in_recovery()" if connection.info.server_version >= _PG17 else ""
+    return _lsn(connection, f"pg_create_logical_replication_slot(%s, '{PLUGIN}'{failover})", "lsn", [check_slot_name(name)])
+
+
+def advance_slot(connection: Connection, name: str, lsn: int) -> int:
+    """Release the log before this LSN; return where the slot is now. None may be active on it."""
+    call = "pg_replication_slot_advance(%s, '0/0'::pg_lsn + %s::numeric)"
+    return _lsn(connection, call, "end_lsn", [check_slot_name(name), lsn])
+
+
+def drop_slot(connection: Connection, name: str) -> None:
+    """It is final: what the slot retains is lost to its source. Fails where a process is active on it."""
+    connection.execute("SELECT pg_drop_replication_slot(%s)", [check_slot_name(name)])
+
+
+def _lsn(connection: Connection, call: str, column: str, arguments: Sequence[object]) -> int:
+    row = connection.execute(f"SELECT ({column} - '0/0')::bigint FROM {call}", arguments).fetchone()  # noqa: S608 - ours
+    assert row is not None
+    return int(row[0])

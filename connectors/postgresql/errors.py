@@ -1,0 +1,53 @@
+"""PostgreSQL's errors in our tree, by SQLSTATE. For the sinks too, which reach the server by SQLAlchemy."""
+
+from __future__ import annotations
+
+import re
+
+from headrace.enumerator.errors import AuthenticationError, HeadraceError, RetriableError, UnclassifiedError, UsageError
+
+# By the longest prefix of the SQLSTATE. A value or a row that the table refuses is the caller's.
+_STATES: dict[str, type[HeadraceError]] = {
+    "08": RetriableError,  # connection lost
+    "0A": UsageError,  # not supported
+    "0L": AuthenticationError,
+    "0P": AuthenticationError,
+    "21": UsageError,  # a subquery of a trigger with many rows
+    "22": UsageError,  # a value that cannot be stored
+    "23": UsageError,  # a constraint, or no partition for the row
+    "25006": RetriableError,  # read-only: a standby, until it is promoted
+    "28": AuthenticationError,
+    "2F": UsageError,  # a function or trigger
+    "38": UsageError,  # the same, in another language
+    "39": UsageError,
+    "3D": UsageError,  # no such database
+    "3F": UsageError,  # no such schema
+    "40": RetriableError,  # deadlock, serialization failure
+    "42": UsageError,  # no such table or column, a generated column
+    "42501": AuthenticationError,  # insufficient privilege
+    "44": UsageError,  # a view's WITH CHECK OPTION
+    "53": RetriableError,  # out of connections, prepared transactions, memory, disk
+    "54": UsageError,  # a row that is too large
+    "55": UsageError,  # not in the state that is needed
+    "55006": RetriableError,  # object in use
+    "55P03": RetriableError,  # lock timeout
+    "57": RetriableError,  # shutting down, statement timeout
+    "57P04": UsageError,  # the database was dropped
+    "P0": UsageError,  # RAISE in a trigger
+}
+
+# What happens while psycopg connects has no SQLSTATE.
+_CONNECTING: tuple[tuple[str, type[HeadraceError]], ...] = (
+    ('database ".*" does not exist', UsageError),
+    ("authentication failed|no password supplied|no pg_hba.conf entry|does not exist|permission denied", AuthenticationError),
+)
+
+
+def kind_of_state(state: str) -> type[HeadraceError]:
+    """What the table does not have is an UnclassifiedError."""
+    return next((_STATES[state[:length]] for length in (5, 2) if state[:length] in _STATES), UnclassifiedError)
+
+
+def kind_while_connecting(text: str) -> type[HeadraceError]:
+    """Of an error without a SQLSTATE, by what libpq or the server says."""
+    return next((kind for pattern, kind in _CONNECTING if re.search(pattern, text)), RetriableError)
