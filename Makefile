@@ -135,7 +135,7 @@ requirements: $(INSTALLED) ## The newest versions of what the tests run with, in
 
 $(INSTALLED): EXTRAS := spark,connect,sql,run,demo,beam,docs,dev
 $(VENV)/.installed-demo: EXTRAS := spark,demo
-$(INSTALLED) $(VENV)/.installed-demo: requirements/test.txt setup.cfg setup.py pyproject.toml connectors/kafka/format/decode.py connectors/kafka/format/encode.py connectors/formats/avro/decode.py connectors/formats/avro/encode.py
+$(INSTALLED) $(VENV)/.installed-demo: requirements/test.txt setup.cfg setup.py pyproject.toml connectors/kafka/format/decode.py connectors/kafka/format/encode.py connectors/formats/avro/decode.py connectors/formats/avro/encode.py connectors/postgresql/pgoutput.py
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "headrace needs Python 3.11 to 3.13, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip

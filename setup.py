@@ -20,6 +20,7 @@ COMPILED = (
     "headrace.connectors.kafka.format.encode",
     "headrace.connectors.formats.avro.decode",
     "headrace.connectors.formats.avro.encode",
+    "headrace.connectors.postgresql.pgoutput",
 )
 
 
