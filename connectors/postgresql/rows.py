@@ -1,0 +1,278 @@
+"""Rows of a source of changes: of what was decoded from the log, and of what a snapshot has read.
+
+The first columns say what happened, the others are the table's, after it; `_before` has the values before it, where the
+table's replica identity is its full row. An update that changes the key is a delete of the old key, then an insert of the new
+one: what the log leaves out of that insert (`_unchanged`) is in the row of the old key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.connectors.postgresql.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE, Changes, Relation, Tuples
+from headrace.connectors.postgresql.types import OutOfRange, Table, arrow_array, arrow_type
+from headrace.enumerator.errors import UsageError
+
+SNAPSHOT = "snapshot"
+_OPERATIONS = {INSERT: "insert", UPDATE: "update", DELETE: "delete", TRUNCATE: "truncate"}
+_CODES = pa.array(_OPERATIONS, pa.uint8())
+_NAMES = pa.array(_OPERATIONS.values(), pa.string())
+
+_SYSTEM = (
+    pa.field("_op", pa.string()),
+    pa.field("_lsn", pa.int64()),
+    pa.field("_xid", pa.int64()),
+    pa.field("_committed_at", pa.timestamp("us", "UTC")),
+    pa.field("_table", pa.string()),
+    pa.field("_unchanged", pa.list_(pa.string())),
+)
+_BEFORE = "_before"
+
+
+class TableRows:
+    """Rows of one table. Raises UsageError for a column that no Arrow type holds, or that is named as one of ours."""
+
+    def __init__(self, table: Table, out_of_range: OutOfRange = "error") -> None:
+        self.table = table
+        self._out_of_range = out_of_range
+        self.values: pa.StructType = pa.struct([pa.field(column.name, arrow_type(column)) for column in table.columns])
+        ours = {*(field.name for field in _SYSTEM), _BEFORE}
+        if taken := [column.name for column in table.columns if column.name in ours]:
+            raise UsageError(
+                f"the table {table.full_name} has a column {taken[0]!r}, as our rows have: rename it, or leave it out of the "
+                "publication"
+            )
+        self.schema: pa.Schema = pa.schema([*_SYSTEM, pa.field(_BEFORE, self.values), *self.values])
+
+    def changes(self, changes: Changes) -> pa.RecordBatch:
+        """Rows of the changes, in their order. Raises UsageError if their relation has other columns than the table.
+
+        What the log leaves out of an update's new row is taken from the old one if the replica identity is the full row.
+        """
+        return self.placed(changes)[0]
+
+    def placed(self, changes: Changes) -> tuple[pa.RecordBatch, pa.Int64Array]:
+        """Also the place of each row among all changes of its batch. Raises as `changes` does."""
+        if (difference := difference_of(self.table, changes.relation)) is not None:
+            raise UsageError(f"the table {self.table.full_name} has changed: {difference}")
+        numbers = {column.name: number for number, column in enumerate(changes.relation.columns)}
+        order = [numbers[column.name] for column in self.table.columns]
+        new = [changes.new.columns[number] for number in order]
+        old = [changes.old.columns[number] for number in order]
+        unchanged = [changes.new.unchanged[number] for number in order]
+        is_full = changes.relation.identity == "full"
+        rows = _rows(changes, _key_columns(self.table, changes.relation))
+        if is_full:
+            old_rows = pc.index_in(changes.new.changes, changes.old.changes)
+            new = [_filled(*column, old_rows) for column in zip(new, unchanged, old, strict=True)]
+            unchanged = [at.filter(old_rows.take(at).is_null()) for at in unchanged]
+        values = [
+            arrow_array(column, _joined(after, before), self._out_of_range)
+            for column, after, before in zip(self.table.columns, new, old, strict=True)
+        ]
+        before = _struct(self.values, [_taken(array, rows.before) for array in values], rows.before) if is_full else None
+        batch = self._batch(
+            _NAMES.take(pc.index_in(rows.operations, _CODES)),
+            _taken(changes.lsns, rows.changes),
+            _taken(changes.xids, rows.changes),
+            _taken(changes.committed_at, rows.changes),
+            _unchanged_names(self.table, [_where(at, rows.values) for at in unchanged], len(rows.operations)),
+            before,
+            [_taken(array, rows.values) for array in values],
+        )
+        return batch, _taken(changes.places, rows.changes)
+
+    def snapshot(self, texts: Sequence[pa.LargeStringArray], lsn: int) -> pa.RecordBatch:
+        """Rows that were read from the table, by the texts of its columns. `lsn`: where the log was then."""
+        count = len(texts[0])
+        columns = zip(self.table.columns, texts, strict=True)
+        return self._batch(
+            pa.repeat(pa.scalar(SNAPSHOT), count),
+            pa.repeat(pa.scalar(lsn, pa.int64()), count),
+            pa.nulls(count, pa.int64()),
+            pa.nulls(count, pa.timestamp("us", "UTC")),
+            _unchanged_names(self.table, [], count),
+            None,
+            [arrow_array(column, column_texts, self._out_of_range) for column, column_texts in columns],
+        )
+
+    def _batch(
+        self,
+        operations: pa.Array,
+        lsns: pa.Array,
+        xids: pa.Array,
+        times: pa.Array,
+        unchanged: pa.Array,
+        before: pa.Array | None,
+        values: Sequence[pa.Array],
+    ) -> pa.RecordBatch:
+        count = len(operations)
+        tables = pa.repeat(pa.scalar(self.table.full_name), count)
+        before = pa.nulls(count, self.values) if before is None else before
+        return pa.record_batch([operations, lsns, xids, times, tables, unchanged, before, *values], self.schema)
+
+
+class SeveralTablesRows:
+    """Rows of several tables. Each has a column, named as the table, with its columns; the same in `_before`."""
+
+    def __init__(self, tables: Sequence[TableRows]) -> None:
+        self._tables = {rows.table.oid: rows for rows in tables}
+        structs = [pa.field(rows.table.full_name, rows.values) for rows in tables]
+        self.schema: pa.Schema = pa.schema([*_SYSTEM, pa.field(_BEFORE, pa.struct(structs)), *structs])
+
+    def changes(self, changes: Sequence[Changes]) -> pa.RecordBatch:
+        """Rows of the changes of these tables, in the log's order, without those of others. Raises as `TableRows` does."""
+        parts = [(self._tables[part.relation.oid], part) for part in changes if part.relation.oid in self._tables]
+        placed = [(rows, *rows.placed(part)) for rows, part in parts]
+        if not placed:
+            return pa.record_batch([pa.array([], field.type) for field in self.schema], self.schema)
+        batch = pa.Table.from_batches([self._widened(rows, batch) for rows, batch, _ in placed], self.schema)
+        if len(placed) > 1:
+            batch = batch.take(pc.sort_indices(pa.chunked_array([places for _, _, places in placed])))
+        return batch.combine_chunks().to_batches()[0]
+
+    def snapshot(self, oid: int, texts: Sequence[pa.LargeStringArray], lsn: int) -> pa.RecordBatch:
+        """As that of `TableRows`, of the table with this oid."""
+        rows = self._tables[oid]
+        return self._widened(rows, rows.snapshot(texts, lsn))
+
+    def _widened(self, rows: TableRows, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns of one table as those of all."""
+        count, first = batch.num_rows, len(_SYSTEM)
+        own = pa.StructArray.from_arrays(batch.columns[first + 1 :], fields=list(rows.values))
+        before_field = self.schema.field(_BEFORE)
+        has_none = batch.column(first).is_null()
+        befores = [
+            batch.column(first) if field.name == rows.table.full_name else pa.nulls(count, field.type)
+            for field in before_field.type
+        ]
+        before = pa.StructArray.from_arrays(befores, fields=list(before_field.type), mask=has_none)
+        structs = [
+            own if field.name == rows.table.full_name else pa.nulls(count, field.type)
+            for field in list(self.schema)[first + 1 :]
+        ]
+        return pa.record_batch([*batch.columns[:first], before, *structs], self.schema)
+
+
+def difference_of(table: Table, relation: Relation) -> str | None:
+    """In which columns the log's description of the table is another one; None if in none. Their order does not count."""
+    known = {column.name: (column.type.oid, column.modifier) for column in table.columns}
+    found = {column.name: (column.type_oid, column.modifier) for column in relation.columns}
+    parts = (
+        ("added", found.keys() - known.keys()),
+        ("dropped", known.keys() - found.keys()),
+        ("of another type", {name for name in known.keys() & found.keys() if known[name] != found[name]}),
+    )
+    said = [f"columns {what}: {', '.join(sorted(names))}" for what, names in parts if names]
+    return "; ".join(said) or None
+
+
+def _key_columns(table: Table, relation: Relation) -> list[int]:
+    """The numbers of the columns, in the relation, by which a change finds its row."""
+    key = table.key if relation.identity == "full" else [column.name for column in relation.columns if column.in_key]
+    return [number for number, column in enumerate(relation.columns) if column.name in key]
+
+
+class _Rows(NamedTuple):
+    """Which change each row is of, and where its values, and those before it, are: among the new rows, then the old ones.
+
+    `changes` and `values` are None where there is a row for each of them, in their order.
+    """
+
+    operations: pa.UInt8Array
+    changes: pa.Int64Array | None
+    values: pa.Int64Array | None
+    before: pa.Int64Array
+
+
+def _rows(changes: Changes, key: Sequence[int]) -> _Rows:
+    count, news = len(changes.lsns), len(changes.new.changes)
+    every = _numbers(count)
+    new, old = _places_of(changes.new, every), pc.add(_places_of(changes.old, every), news)
+    operations = changes.operations
+    is_delete = pc.equal(operations, DELETE)
+    if news == count and not len(changes.old.changes):
+        return _Rows(operations, None, None, old)
+    values = pc.if_else(is_delete, old, new)
+    moved = _moved(changes, key)
+    if not len(moved):
+        return _Rows(operations, None, values, old)
+    # The delete comes ahead of the insert, in the place of the update.
+    order = pc.sort_indices(pa.concat_arrays([pc.multiply(moved, 2), pc.add(pc.multiply(every, 2), 1)]))
+    of_changes = pa.concat_arrays([moved, every])
+    is_moved = pc.is_in(every, moved)
+    inserts = pc.if_else(is_moved, pa.scalar(INSERT, pa.uint8()), operations)
+    deletes = pa.repeat(pa.scalar(DELETE, pa.uint8()), len(moved))
+    gone = old.take(moved)
+    return _Rows(
+        pa.concat_arrays([deletes, inserts]).take(order),
+        of_changes.take(order),
+        pa.concat_arrays([gone, values]).take(order),
+        pa.concat_arrays([gone, pc.if_else(is_moved, pa.scalar(None, pa.int64()), old)]).take(order),
+    )
+
+
+def _moved(changes: Changes, key: Sequence[int]) -> pa.Int64Array:
+    """The updates that change the key."""
+    updated = changes.old.changes.filter(pc.equal(changes.operations.take(changes.old.changes), UPDATE))
+    new, old = pc.index_in(updated, changes.new.changes), pc.index_in(updated, changes.old.changes)
+    differs = pa.repeat(pa.scalar(value=False), len(updated))
+    for number in key:
+        # A part of the key that the log leaves out of the new row is the same.
+        other = pc.not_equal(changes.new.columns[number].take(new), changes.old.columns[number].take(old))
+        differs = pc.or_(differs, pc.fill_null(other, fill_value=False))
+    return updated.filter(differs)
+
+
+def _numbers(count: int) -> pa.Int64Array:
+    return pa.array(range(count), pa.int64())
+
+
+def _places_of(tuples: Tuples, every: pa.Int64Array) -> pa.Int64Array:
+    """Where the row of each change is among these, null where it has none."""
+    return every if len(tuples.changes) == len(every) else pc.index_in(every, tuples.changes).cast(pa.int64())
+
+
+def _taken(array: pa.Array, places: pa.Int64Array | None) -> pa.Array:
+    return array if places is None else array.take(places)
+
+
+def _where(values: pa.Int64Array, among: pa.Int64Array | None) -> pa.Array:
+    return values if among is None or not len(values) else pc.index_in(values, among)
+
+
+def _joined(new: pa.LargeStringArray, old: pa.LargeStringArray) -> pa.LargeStringArray:
+    return pa.concat_arrays([new, old]) if len(old) else new
+
+
+def _filled(
+    new: pa.LargeStringArray, unchanged: pa.Int64Array, old: pa.LargeStringArray, old_rows: pa.Int64Array
+) -> pa.LargeStringArray:
+    """The new values, with the old ones where they did not change."""
+    if not len(unchanged):
+        return new
+    is_unchanged = pc.is_in(_numbers(len(new)), unchanged)
+    return pc.if_else(is_unchanged, old.take(old_rows), new)
+
+
+def _struct(kind: pa.StructType, values: Sequence[pa.Array], places: pa.Int64Array) -> pa.StructArray:
+    return pa.StructArray.from_arrays(values, fields=list(kind), mask=places.is_null())
+
+
+def _unchanged_names(table: Table, unchanged: Sequence[pa.Int64Array], count: int) -> pa.ListArray:
+    """For each row the names of the columns that the log leaves out, of the rows of each column."""
+    names = pa.array([column.name for column in table.columns], pa.string())
+    found = [(rows, number) for number, rows in enumerate(unchanged) if len(rows)]
+    if not found:
+        return pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), count + 1), names.slice(0, 0))
+    rows = pa.concat_arrays([rows.cast(pa.int64()) for rows, _ in found])
+    columns = pa.concat_arrays([pa.repeat(pa.scalar(number), len(rows)) for rows, number in found])
+    order = pc.sort_indices(pc.add(pc.multiply(rows, len(names)), columns))
+    counted = pc.value_counts(rows)
+    counts = pc.fill_null(counted.field("counts").take(pc.index_in(_numbers(count), counted.field("values"))), 0)
+    ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(counts).cast(pa.int32())])
+    return pa.ListArray.from_arrays(ends, names.take(columns.take(order)))
