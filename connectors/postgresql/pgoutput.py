@@ -368,6 +368,11 @@ class Decoder:
         if self.place or self.messages or self.position > self.given:
             yield self._take()
 
+    @property
+    def is_between_transactions(self) -> bool:
+        """Whether the messages so far, but for transactions that are streamed, end with a whole transaction."""
+        return not (self.is_pending_open or self.is_open)
+
     def close(self) -> None:
         """Close the files of transactions that have not ended."""
         for stream in self.streams.values():
@@ -389,10 +394,11 @@ class Decoder:
             at += 1
         self.is_pending_open = start >= 0
         if start < 0 or self.pending_bytes > self.transaction_bytes:
-            ready, self.pending = self.pending, []
-        else:
-            ready, self.pending = self.pending[:start], self.pending[start:]
-        self.pending_bytes = sum(map(len, self.pending)) if ready else self.pending_bytes
+            start = len(self.pending)
+        ready = self.pending[:start]
+        if ready:
+            del self.pending[:start]
+            self.pending_bytes = sum(map(len, self.pending))
         return ready
 
     def _is_full(self) -> bool:

@@ -1,0 +1,309 @@
+"""A replication connection: the log of a logical slot, from a position on. The slot moves only by what the caller confirms."""
+
+from __future__ import annotations
+
+import select
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Literal, NamedTuple, NoReturn
+
+from psycopg import errors, pq
+from psycopg.conninfo import make_conninfo
+
+from headrace.connectors.postgresql.connection import parameters, shown, translated
+from headrace.enumerator.errors import CorruptDataError, DataLossError, RetriableError, UsageError
+
+RECEIVE_BYTES = 4 << 20
+"""About so many bytes of messages one call receives at most."""
+COMMAND_S = 30.0
+"""Seconds within which the server must answer a command."""
+SILENCE_S = 60.0
+"""Seconds of waiting after which a server that has sent nothing is taken for gone; it is asked for an answer halfway."""
+_CLOSE_S = 2.0
+
+_VERSION_MESSAGES = 140000
+_UNIX_2000 = 946_684_800
+_XLOG_DATA, _KEEPALIVE = b"wk"
+_XLOG_HEADER = struct.Struct(">cqqq")
+_KEEPALIVE_MESSAGE = struct.Struct(">cqqB")
+_STATUS = struct.Struct(">cqqqqB")
+_NO_ANSWER, _ANSWER = 0, 1
+# What the slot needs is gone: a segment of the log is removed, the slot is invalidated, there is no such slot.
+_LOST = (errors.UndefinedFile, errors.ObjectNotInPrerequisiteState, errors.UndefinedObject)
+
+_SLOT = """
+    SELECT plugin, (confirmed_flush_lsn - '0/0')::bigint, wal_status, active_pid FROM pg_catalog.pg_replication_slots
+    WHERE slot_name = {slot}
+"""
+
+
+class System(NamedTuple):
+    """What the server says it is. `position` is the end of its log."""
+
+    identifier: str
+    timeline: int
+    position: int
+
+
+def lsn_text(lsn: int) -> str:
+    """As PostgreSQL writes it: 16/B374D848."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def lsn_number(text: str) -> int:
+    """Of PostgreSQL's text."""
+    high, low = text.split("/")
+    return int(high, 16) << 32 | int(low, 16)
+
+
+class LogConnection:
+    """The log of a slot of pgoutput. Not thread-safe. While it is open, no other connection can use the slot.
+
+    `streaming="on"` has the server send large transactions while they run (PostgreSQL 14 and newer); a `Decoder` keeps them
+    until they are committed. Errors are those of the tree; a password is in none.
+    """
+
+    def __init__(self, url: str, slot: str, publications: Sequence[str], streaming: Literal["off", "on"] = "off") -> None:
+        self._url = url
+        self._slot = slot
+        self._publications = publications
+        self._streaming = streaming
+        self._connection: pq.abc.PGconn | None = None
+        self._received = self._confirmed = self._passed = 0
+        self._silent_s = 0.0
+        self._has_asked = False
+
+    @property
+    def passed(self) -> int:
+        """The server has sent all that was committed up to here, with the messages received so far.
+
+        Between two transactions it may be confirmed like the end of one: so a slot moves over changes of other tables.
+        """
+        return self._passed
+
+    def start(self, lsn: int) -> System:
+        """Connect, and ask for what was committed after `lsn`; 0 is where the slot is.
+
+        Raises DataLossError if the slot is gone, was invalidated, or is past `lsn`, and if the server's log ends ahead of it;
+        RetriableError while another connection uses the slot.
+        """
+        given = {**parameters(self._url), "replication": "database"}
+        with self._translated():
+            connection = pq.PGconn.connect(make_conninfo("", **given).encode())
+            try:
+                if connection.status != pq.ConnStatus.OK:
+                    raise errors.OperationalError(pq.error_message(connection))
+                connection.nonblocking = 1
+                system = self._started(connection, lsn)
+            except BaseException:
+                connection.finish()
+                raise
+        self._connection = connection
+        self._confirmed = self._received = self._passed = lsn
+        self._silent_s, self._has_asked = 0.0, False
+        return system
+
+    def receive(self, timeout_s: float) -> list[bytes]:
+        """The next messages (XLogData, with its header), waiting for the first one; none if there is none in time.
+
+        Raises RetriableError when the connection is lost. Unless this or `keep_alive` is called within the server's
+        wal_sender_timeout (60 s), it closes the connection.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._translated():
+            connection = self._open()
+            while True:
+                connection.consume_input()
+                found = self._buffered(connection)
+                if found or (left := deadline - time.monotonic()) <= 0:
+                    return found
+                self._wait_for_message(connection, left)
+
+    def confirm(self, lsn: int) -> None:
+        """What was committed up to `lsn` is durable: the slot may move there, and the server drop its log."""
+        self._confirmed = max(self._confirmed, lsn)
+        self.keep_alive()
+
+    def keep_alive(self) -> None:
+        """Report to the server that we are there."""
+        with self._translated():
+            self._send_status(self._open(), _NO_ANSWER)
+
+    def close(self) -> None:
+        """Release the slot, waiting for the server for 2 s at most, and close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        try:
+            connection.put_copy_end()
+            deadline = time.monotonic() + _CLOSE_S
+            while time.monotonic() < deadline:
+                size, _ = connection.get_copy_data(1)
+                if size < 0:
+                    _results(connection, deadline)
+                    break
+                if size == 0:
+                    _wait(connection, deadline - time.monotonic())
+                    connection.consume_input()
+        except (errors.Error, RetriableError):
+            pass  # it is lost already, or the server does not answer
+        finally:
+            connection.finish()
+
+    def _open(self) -> pq.abc.PGconn:
+        if self._connection is None:
+            raise UsageError(f"the connection of the slot {self._slot} is not started, or closed")
+        return self._connection
+
+    def _translated(self) -> AbstractContextManager[None]:
+        return translated(self._url, f"reading the slot {self._slot}")
+
+    def _started(self, connection: pq.abc.PGconn, lsn: int) -> System:
+        identifier, timeline, position, _ = _row(_query(connection, "IDENTIFY_SYSTEM"))
+        system = System(str(identifier), int(timeline or 0), lsn_number(str(position)))
+        self._check_slot(connection, lsn)
+        if lsn > system.position:
+            raise DataLossError(
+                f"the log of {shown(self._url)} ends at {lsn_text(system.position)}, and was read up to {lsn_text(lsn)}: the "
+                "server has lost the end of its log, as a promoted standby or a restored backup has, or it is another one. "
+                "Take a new snapshot"
+            )
+        version = 2 if self._streaming == "on" else 1
+        options = {"proto_version": str(version), "publication_names": ",".join(map(_identifier, self._publications))}
+        if self._streaming == "on":
+            options["streaming"] = "on"
+        if connection.server_version >= _VERSION_MESSAGES:
+            options["messages"] = "true"
+        listed = ", ".join(f"{name} {_literal(value)}" for name, value in options.items())
+        command = f"START_REPLICATION SLOT {_identifier(self._slot)} LOGICAL {lsn_text(lsn)} ({listed})"
+        try:
+            _query(connection, command)
+        except _LOST as error:
+            self._check_slot(connection, lsn)
+            raise DataLossError(f"the slot {self._slot} of {shown(self._url)} cannot be read any more: {error}") from error
+        return system
+
+    def _check_slot(self, connection: pq.abc.PGconn, lsn: int) -> None:
+        """Raise DataLossError unless the slot still has what was committed after `lsn`."""
+        result = _query(connection, _SLOT.format(slot=_literal(self._slot)))
+        place = f"the slot {self._slot} of {shown(self._url)}"
+        if result.ntuples == 0:
+            raise DataLossError(f"{place} does not exist: changes since {lsn_text(lsn)} cannot be read. Take a new snapshot")
+        plugin, confirmed, wal_status, _ = _row(result)
+        if plugin != "pgoutput":
+            raise UsageError(f"{place} is of the plugin {plugin}, not pgoutput: name another slot")
+        if wal_status == "lost":
+            raise DataLossError(
+                f"{place} was invalidated by the server: changes since {lsn_text(lsn)} are gone. Drop the slot and take a new "
+                "snapshot; a larger max_slot_wal_keep_size lets the slot wait longer"
+            )
+        if confirmed is not None and 0 < lsn < int(confirmed):
+            raise DataLossError(
+                f"{place} is at {lsn_text(int(confirmed))}, and the next changes to read are those after {lsn_text(lsn)}: "
+                "another process has moved it, or it was made again. Take a new snapshot"
+            )
+
+    def _buffered(self, connection: pq.abc.PGconn) -> list[bytes]:
+        """The messages that are here, up to a bound; keepalives are answered."""
+        found: list[bytes] = []
+        size = 0
+        while size < RECEIVE_BYTES:
+            length, data = connection.get_copy_data(1)
+            if length == 0:
+                break
+            if length < 0:
+                _ended(connection)
+            self._silent_s, self._has_asked = 0.0, False
+            if data[0] == _XLOG_DATA:
+                found.append(bytes(data))
+                size += length
+            elif data[0] == _KEEPALIVE and length == _KEEPALIVE_MESSAGE.size:
+                _, end, _, wants_answer = _KEEPALIVE_MESSAGE.unpack(data)
+                self._passed = max(self._passed, end)
+                if wants_answer:
+                    self._send_status(connection, _NO_ANSWER)
+            else:
+                raise CorruptDataError(f"the log of {shown(self._url)} has a message of the kind {data[0]} and {length} bytes")
+        if found and len(found[-1]) >= _XLOG_HEADER.size:
+            _, start, end, _ = _XLOG_HEADER.unpack_from(found[-1])
+            self._received = max(self._received, start, end)
+        return found
+
+    def _wait_for_message(self, connection: pq.abc.PGconn, left_s: float) -> None:
+        """Raise RetriableError once the server is taken for gone."""
+        if self._silent_s >= SILENCE_S:
+            raise RetriableError(f"{shown(self._url)} has sent nothing for {SILENCE_S:g} s, though it was asked to")
+        if self._silent_s >= SILENCE_S / 2 and not self._has_asked:
+            self._has_asked = True
+            self._send_status(connection, _ANSWER)
+        started = time.monotonic()
+        _wait(connection, min(left_s, SILENCE_S / 2))
+        self._silent_s += time.monotonic() - started
+
+    def _send_status(self, connection: pq.abc.PGconn, wants_answer: int) -> None:
+        now = int((time.time() - _UNIX_2000) * 1_000_000)
+        received = max(self._received, self._confirmed)
+        status = _STATUS.pack(b"r", received, self._confirmed, self._confirmed, now, wants_answer)
+        connection.put_copy_data(status)
+        connection.flush()
+
+
+def _ended(connection: pq.abc.PGconn) -> NoReturn:
+    """The server has ended the log: by an error, or because it shuts down."""
+    _results(connection, time.monotonic() + _CLOSE_S)
+    raise RetriableError("the server has ended the connection")
+
+
+def _query(connection: pq.abc.PGconn, command: str) -> pq.abc.PGresult:
+    """Raises psycopg's errors, and RetriableError if there is no answer in time."""
+    connection.send_query(command.encode())
+    return _results(connection, time.monotonic() + COMMAND_S)
+
+
+def _results(connection: pq.abc.PGconn, deadline: float) -> pq.abc.PGresult:
+    """The last result of a command; that of a log that starts is the only one."""
+    last: pq.abc.PGresult | None = None
+    failed: errors.Error | None = None
+    while True:
+        while connection.flush() or connection.is_busy():
+            if (left := deadline - time.monotonic()) <= 0:
+                raise RetriableError(f"the server has not answered for {COMMAND_S:g} s")
+            _wait(connection, left)
+            connection.consume_input()
+        result = connection.get_result()
+        if result is None:
+            break
+        if result.status in (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE):
+            failed = errors.error_from_result(result, encoding="utf-8")
+        last = result
+        if result.status == pq.ExecStatus.COPY_BOTH:
+            break
+    if failed is not None:
+        raise failed
+    if last is None:
+        raise errors.OperationalError(pq.error_message(connection))
+    return last
+
+
+def _wait(connection: pq.abc.PGconn, timeout_s: float) -> None:
+    """Until the server has sent something, or there is space for what is still to be sent."""
+    poll = select.poll()
+    poll.register(connection.socket, select.POLLIN | (select.POLLOUT if connection.flush() else 0))
+    poll.poll(max(0.0, timeout_s) * 1000)
+
+
+def _row(result: pq.abc.PGresult) -> list[str | None]:
+    values = (result.get_value(0, column) for column in range(result.nfields))
+    return [None if value is None else value.decode() for value in values]
+
+
+def _identifier(name: str) -> str:
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
+
+
+def _literal(text: str) -> str:
+    doubled = text.replace("'", "''")
+    return f"'{doubled}'"
