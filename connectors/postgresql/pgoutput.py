@@ -153,7 +153,7 @@ class _Space:
         if cython.compiled:
             self.bytes = self.longs = cython.NULL
         else:
-            self.bytes = self.longs = memoryview(b"")
+            self.bytes = self.longs = memoryview(bytearray())
 
     def grow(self, size: cython.Py_ssize_t) -> cython.int:
         """To `size` bytes, or more."""
@@ -215,7 +215,8 @@ class _Texts:
         if self.used + length > self.data.capacity:
             self.data.grow(self.used + length)
         if cython.compiled:
-            memcpy(self.data.bytes + self.used, source + at, length)
+            if length > 0:
+                memcpy(self.data.bytes + self.used, source + at, length)
         else:
             self.data.bytes[self.used : self.used + length] = source[at : at + length]
         self.used += length
