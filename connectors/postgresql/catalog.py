@@ -9,13 +9,14 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from psycopg import Connection, sql
 
 from headrace.connectors.postgresql.types import Column, PgType, Table
 from headrace.enumerator.errors import UsageError
 
+DEFAULT_PUBLICATION = "headrace"
 SLOT_PREFIX = "headrace_"
 """Of the names of our slots: no other slot is ever dropped or moved."""
 PLUGIN = "pgoutput"
@@ -175,7 +176,7 @@ _TABLES = """
     FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = ANY(%s::oid[])
 """
 _COLUMNS = """
-    SELECT attrelid::bigint, attnum, attname, atttypid::bigint, atttypmod, NOT attnotnull, attgenerated <> ''
+    SELECT attrelid::bigint, attnum, attname, atttypid::bigint, atttypmod, NOT attnotnull, attndims, attgenerated <> ''
     FROM pg_attribute WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum
 """
 # In 13, pg_range has no multiranges.
@@ -197,7 +198,8 @@ _TYPES = """
         nullif(t.typbasetype, 0),
         (SELECT rngsubtype FROM pg_range WHERE rngtypid = t.oid),
         ({multiranges})
-    )::bigint, ARRAY(SELECT enumlabel FROM pg_enum WHERE enumtypid = t.oid ORDER BY enumsortorder)::text[]
+    )::bigint, ARRAY(SELECT enumlabel FROM pg_enum WHERE enumtypid = t.oid ORDER BY enumsortorder)::text[],
+    typtypmod, typndims, typdelim::text
     FROM needed JOIN pg_type t ON t.oid = needed.oid
 """
 _MULTIRANGES = "SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.oid"
@@ -226,7 +228,7 @@ def read_tables(connection: Connection, oids: Collection[int], published: Mappin
         in_key = set(names.values()) if replident == "f" else {names[number] for number in _numbers(identity)}
         listed = published.get(oid)
         kept = tuple(
-            Column(each.name, types.of(each.type), each.modifier, each.nullable, each.name in in_key)
+            Column(each.name, types.of(each.type), each.modifier, each.nullable, each.name in in_key, each.dimensions)
             for each in own
             if (listed is None or each.name in listed)
             and (not each.is_generated or (listed is not None and may_list_generated))
@@ -242,6 +244,7 @@ class _Attribute(NamedTuple):
     type: int
     modifier: int
     nullable: bool
+    dimensions: int
     is_generated: bool
 
 
@@ -258,28 +261,42 @@ def _numbers(indexed: Sequence[int] | None) -> Iterable[int]:
     return () if indexed is None else indexed
 
 
+class _TypeRow(NamedTuple):
+    oid: int
+    name: str
+    typtype: str
+    relation: int
+    element: int | None
+    labels: Sequence[str]
+    modifier: int
+    dimensions: int
+    delimiter: str
+
+
 class _Types:
     """Types by oid, with all that they are made of: PostgreSQL allows no circles."""
 
     def __init__(self, connection: Connection, oids: Collection[int]) -> None:
         is_old = connection.info.server_version < _PG14
         query = _TYPES.format(multiranges="SELECT 0::oid WHERE false" if is_old else _MULTIRANGES)
-        self._rows: dict[int, tuple[Any, ...]] = {row[0]: row for row in connection.execute(query, [list(oids)])}
-        self._fields = _columns(connection, {row[3] for row in self._rows.values() if row[2] == "c"})
+        self._rows = {row[0]: _TypeRow(*row) for row in connection.execute(query, [list(oids)])}
+        self._fields = _columns(connection, {row.relation for row in self._rows.values() if row.typtype == "c"})
         self._made: dict[int, PgType] = {}
 
     def of(self, oid: int) -> PgType:
         if oid not in self._made:
-            self._made[oid] = self._make(*self._rows[oid])
+            self._made[oid] = self._make(self._rows[oid])
         return self._made[oid]
 
-    def _make(self, oid: int, name: str, typtype: str, relation: int, element: int | None, labels: Sequence[str]) -> PgType:
+    def _make(self, row: _TypeRow) -> PgType:
         fields = tuple(
-            Column(field.name, self.of(field.type), field.modifier, field.nullable) for field in self._fields.get(relation, ())
+            Column(field.name, self.of(field.type), field.modifier, field.nullable, dimensions=field.dimensions)
+            for field in self._fields.get(row.relation, ())
         )
-        inner = None if element is None else self.of(element)
-        kind = _KINDS.get(typtype) or ("base" if element is None else "array")
-        return PgType(oid, name, kind, inner, fields, tuple(labels))
+        element = None if row.element is None else self.of(row.element)
+        kind = _KINDS.get(row.typtype) or ("base" if element is None else "array")
+        labels = tuple(row.labels)
+        return PgType(row.oid, row.name, kind, element, fields, labels, row.modifier, row.dimensions, row.delimiter)
 
 
 # --- publications -----------------------------------------------------------------------------------------------------
@@ -344,15 +361,15 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
 
 
 def publication_statement(name: str, tables: Sequence[tuple[str, str]]) -> sql.Composed:
-    """What creates a publication of these (schema, table), changes of partitions under the name of their root."""
+    """What creates a publication of these (schema, table), or of all; changes of partitions are under their root's name."""
     listed = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
-    return sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)").format(
-        sql.Identifier(name), listed
-    )
+    what = sql.SQL("TABLE {}").format(listed) if tables else sql.SQL("ALL TABLES")
+    statement = sql.SQL("CREATE PUBLICATION {} FOR {} WITH (publish_via_partition_root = true)")
+    return statement.format(sql.Identifier(name), what)
 
 
 def create_publication(connection: Connection, name: str, tables: Sequence[tuple[str, str]]) -> None:
-    """Our role must own the tables, and needs CREATE on the database."""
+    """Our role must own the tables, and needs CREATE on the database; without tables it must be a superuser."""
     connection.execute(publication_statement(name, tables))
 
 
@@ -364,7 +381,8 @@ class Slot:
     """A replication slot. LSNs are numbers; what a server's release does not have, or does not apply, is None.
 
     `wal_status`: reserved, extended, unreserved or lost. `retained` are the bytes of WAL since `restart_lsn`; `safe_wal_size`
-    are those that can be written before it may be lost. `inactive_s`: for how long no process has used it (17 and newer).
+    are those that can be written before it may be lost. `xid_age`: for how many transactions it has kept dead rows of the
+    system's catalogs from being vacuumed. `inactive_s`: for how long no process has used it (17 and newer).
     """
 
     name: str
@@ -376,6 +394,7 @@ class Slot:
     wal_status: str | None
     safe_wal_size: int | None
     retained: int | None
+    xid_age: int | None
     two_phase: bool | None
     conflicting: bool | None
     failover: bool | None
@@ -411,7 +430,7 @@ def read_slots(connection: Connection) -> list[Slot]:
         SELECT slot_name, plugin, database, active_pid, (restart_lsn - '0/0')::bigint, (confirmed_flush_lsn - '0/0')::bigint,
             wal_status, safe_wal_size, (CASE
                 WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn()
-            END - restart_lsn)::bigint, {newer}
+            END - restart_lsn)::bigint, age(catalog_xmin), {newer}
         FROM pg_replication_slots ORDER BY slot_name COLLATE "C"
         """  # noqa: S608 - columns of ours
     )

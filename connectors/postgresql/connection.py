@@ -57,7 +57,9 @@ def parameters(url: str) -> dict[str, str]:
 
 def _parse(url: str) -> dict[str, str]:
     scheme = _SCHEME.match(url)
-    if scheme is None:
+    before_parameters = url.partition("?")[0]
+    # Of a password with an @ or / that is not escaped, the rest would be taken for a host or database, and be shown.
+    if scheme is None or before_parameters.count("@") > 1 or "@" in before_parameters[scheme.end() :].partition("/")[2]:
         raise _malformed()
     try:
         found = conninfo_to_dict(f"postgresql://{url[scheme.end() :]}")

@@ -125,6 +125,20 @@ def test_a_table_has_its_columns_its_key_and_its_replica_identity(server, schema
     )
 
 
+def test_what_the_texts_of_arrays_and_domains_depend_on_is_read(server, schema, connection):
+    psql(
+        server.url,
+        f"CREATE DOMAIN {schema}.cents AS numeric(10, 2)",
+        f"CREATE DOMAIN {schema}.grid AS int[][]",
+        f"CREATE TYPE {schema}.pair AS (a int[][])",
+        f"CREATE TABLE {schema}.t (c {schema}.cents, g {schema}.grid, p {schema}.pair, b box[], n int[][][])",
+    )
+    cents, grid, pair, boxes, numbers = table_of(connection, f"{schema}.t").columns
+    assert (cents.type.modifier, cents.type.dimensions, grid.type.dimensions) == ((10 << 16 | 2) + 4, 0, 2)
+    assert (pair.type.fields[0].dimensions, boxes.dimensions, numbers.dimensions) == (2, 1, 3)
+    assert (boxes.type.delimiter, numbers.type.delimiter) == (";", ",")
+
+
 def test_a_deferrable_primary_key_is_a_key_but_no_identity(server, schema, connection):
     psql(server.url, f"CREATE TABLE {schema}.t (a int PRIMARY KEY DEFERRABLE)")
     found = table_of(connection, f"{schema}.t")
