@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace._extras import needs_extra
-from headrace.cli.options import BOOTSTRAP_VARIABLE, ClientOptions, grouped
-from headrace.cli.output import Listing, epoch_ms, instant, note, show
+from headrace.cli.options import BOOTSTRAP_VARIABLE, ClientOptions, Json, grouped
+from headrace.cli.output import Listing, epoch_ms, instant, note, show_all
 from headrace.enumerator.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ checkpoint_app = typer.Typer(
 
 Location = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpointLocation: a folder, or its URL.")]
 Copy = Annotated[str, typer.Argument(metavar="COPY", help="A new folder, or its URL, for the changed copy.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Batch = Annotated[int | None, typer.Option(help="The batch to look at. Default: the last one planned.", min=0)]
 Stopped = Annotated[
     bool, typer.Option("--stopped", help="The query is stopped, though its last batch is less than a minute old.")
@@ -62,7 +60,7 @@ def show_command(location: Location, *, batch: Batch = None, as_json: Json = Fal
         *_offsets(checkpoint, batch, cluster),
         Listing("damaged", "Damaged files", ("file", "why"), damaged),
     ]
-    _print(listings, is_json=as_json)
+    show_all(listings, is_json=as_json)
 
 
 @checkpoint_app.command(name="diff")
@@ -79,7 +77,7 @@ def diff_command(
     for sources that are not Kafka's, `other` (source, first, second), of what differs only.
     """
     listings = _differences(opened(first), opened(second), batch)
-    _print(listings, is_json=as_json)
+    show_all(listings, is_json=as_json)
     if any(listing.rows for listing in listings):
         raise typer.Exit(1)
 
@@ -102,7 +100,7 @@ def verify_checkpoint_command(location: Location, *, as_json: Json = False, clie
     if cluster is not None and not any(finding.kind.prevents_restore for finding in found):
         found += findings_in_cluster(cluster, checkpoint)
     rows = [(finding.kind.value, finding.where, finding.what) for finding in found]
-    _print([Listing("finding", "Findings", ("kind", "where", "what"), rows)], is_json=as_json)
+    show_all([Listing("finding", "Findings", ("kind", "where", "what"), rows)], is_json=as_json)
     is_bad = any(finding.kind.prevents_restore for finding in found)
     asked = "" if cluster is not None else " (topics and offsets were not looked at: give --bootstrap)"
     note(f"the query can{'not' if is_bad else ''} continue from this checkpoint{asked}")
@@ -249,16 +247,6 @@ def _copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, stopped: bool
 
 
 # --- what is printed --------------------------------------------------------------------------------------------------
-
-
-def _print(listings: Sequence[Listing], *, is_json: bool) -> None:
-    if not is_json:
-        for listing in listings:
-            show(listing)
-        return
-    names = {listing.kind: [name.replace(" ", "_") for name in listing.columns] for listing in listings}
-    document = {each.kind: [dict(zip(names[each.kind], row, strict=True)) for row in each.rows] for each in listings}
-    typer.echo(json.dumps(document, indent=2))
 
 
 def _batches(checkpoint: SparkCheckpoint) -> Listing:

@@ -36,6 +36,7 @@ PropertiesFile = Annotated[
 RegistryUrl = Annotated[
     str | None, typer.Option(help="Where it is; its properties are --property schema.registry.NAME=VALUE.", metavar="URL")
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Prefix = Annotated[str, typer.Option(help="Prefix of the job's transactional ids (option transactionalIdPrefix).")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 CommitTopic = Annotated[str, typer.Option(help="Topic that stores the committables of each job (option commitTopic).")]

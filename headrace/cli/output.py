@@ -5,6 +5,7 @@ A plain line starts with the kind of its item, so that a command may print sever
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -75,6 +76,17 @@ def show(table: Listing, to: Console | None = None) -> None:
     for row in table.rows:
         out.file.write(plain_line(table.kind, row) + "\n")
     out.file.flush()
+
+
+def show_all(listings: Sequence[Listing], *, is_json: bool) -> None:
+    """One after the other, or as one JSON object: a list of objects for each kind."""
+    if not is_json:
+        for listing in listings:
+            show(listing)
+        return
+    names = {listing.kind: [name.replace(" ", "_") for name in listing.columns] for listing in listings}
+    document = {each.kind: [dict(zip(names[each.kind], row, strict=True)) for row in each.rows] for each in listings}
+    typer.echo(json.dumps(document, indent=2))
 
 
 def note(text: str) -> None:

@@ -1,23 +1,21 @@
-"""The command line on a real broker, run as installed and read as a script reads it: one line for each item, tabs between."""
+"""The command line on a real broker."""
 
-import io
 import os
 import signal
 import subprocess
 import sys
 import uuid
-from dataclasses import dataclass
 
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaException
 
-from headrace import cli
 from headrace.connectors.base.jobs import one_off_job
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write.transactions import TransactionResult, Transactions
 from headrace.testing.servers.kafka import create_topic, start_broker
 from tests.helpers import sink_rig as rig
+from tests.helpers.command_line import run_command
 from tests.helpers.kafka_rig import commit, transactional, wait_for_end, write, write_records
 from tests.helpers.kafka_tools import created
 from tests.helpers.sink_rig import committer, die_in_commit, eventually, kafka_sink, prepared, read_all, rows
@@ -27,28 +25,10 @@ ONE_OFF = one_off_job()
 MAIN = "from headrace.cli import main; main()"
 
 
-@dataclass(frozen=True)
-class Ran:
-    status: int
-    out: str
-    err: str
-
-    @property
-    def lines(self):
-        return [line.split("\t") for line in self.out.splitlines()]
-
-    def of(self, kind):
-        return [line[1:] for line in self.lines if line[0] == kind]
-
-
 @pytest.fixture
 def run(broker, monkeypatch, capsys):
     def run_with(*arguments, bootstrap=broker.bootstrap, typed=""):
-        monkeypatch.setattr(sys, "argv", ["headrace", *arguments, "--bootstrap", bootstrap])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return Ran(ended.value.code or 0, *capsys.readouterr())
+        return run_command(monkeypatch, capsys, *arguments, "--bootstrap", bootstrap, typed=typed)
 
     return run_with
 
