@@ -12,6 +12,7 @@ from headrace.cli.checkpoints import checkpoint_app
 from headrace.cli.dead_letters import dead_letters_app
 from headrace.cli.dump import dump_command
 from headrace.cli.lag import lag_command
+from headrace.cli.postgresql import postgresql_app
 from headrace.cli.run import rescale_command, run_command, savepoint_command, top_command
 from headrace.cli.servers import beam_command, broker_command
 from headrace.cli.supervise import supervise_command
@@ -34,6 +35,7 @@ transactions_app.command(name="accept-loss")(accept_loss)
 transactions_app.command(name="forget")(forget)
 app.add_typer(transactions_app, name="transactions")
 app.add_typer(tables_app, name="tables")
+app.add_typer(postgresql_app, name="postgresql")
 app.command(name="lag")(lag_command)
 app.command(name="verify")(verify_command)
 app.command(name="dump")(dump_command)

