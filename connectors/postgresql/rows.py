@@ -31,6 +31,8 @@ _SYSTEM = (
     pa.field("_unchanged", pa.list_(pa.string())),
 )
 _BEFORE = "_before"
+METADATA = (*(field.name for field in _SYSTEM), _BEFORE)
+"""The columns ahead of the table's."""
 
 
 class TableRows:
@@ -40,7 +42,7 @@ class TableRows:
         self.table = table
         self._out_of_range = out_of_range
         self.values: pa.StructType = pa.struct([pa.field(column.name, arrow_type(column)) for column in table.columns])
-        ours = {*(field.name for field in _SYSTEM), _BEFORE}
+        ours = {*METADATA}
         if taken := [column.name for column in table.columns if column.name in ours]:
             raise UsageError(
                 f"the table {table.full_name} has a column {taken[0]!r}, as our rows have: rename it, or leave it out of the "

@@ -1,0 +1,153 @@
+"""Reads the log of a slot from a split's position on: whole transactions, without what the snapshot has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.connectors.postgresql.connection import connect, shown, translated
+from headrace.connectors.postgresql.pgoutput import Changes, Decoded, Decoder
+from headrace.connectors.postgresql.replication import LogConnection, System, lsn_text
+from headrace.connectors.postgresql.rows import TableRows
+from headrace.connectors.postgresql.seam import SeamFilter
+from headrace.connectors.postgresql.snapshot import Followed, chunks_of
+from headrace.connectors.postgresql.splits import ChangesSplit, Key, LogSplit, TableSeam
+from headrace.enumerator.errors import DataLossError
+from headrace.enumerator.source import SplitBatch
+
+
+class LogReader:
+    """Owned by one thread. Connects when it is first polled."""
+
+    def __init__(
+        self, url: str, slot: str, publication: str, followed: Followed, split: LogSplit, transaction_bytes: int
+    ) -> None:
+        self._url = url
+        self._log = LogConnection(url, slot, [publication])
+        self._is_started = False
+        self._rows = TableRows(followed.table)
+        self._no_rows = pa.RecordBatch.from_pylist([], self._rows.schema)
+        self._split = split
+        self._to_skip = split.skip
+        self._decoder = Decoder(transaction_bytes=transaction_bytes)
+        self._decoded: Iterator[Decoded] = iter(())
+        self._connection: psycopg.Connection | None = None
+        self._seam = None if split.seam is None else SeamFilter(split.seam, self._chunks_of)
+
+    def poll(self, timeout: float) -> SplitBatch[ChangesSplit] | None:
+        """The next transactions. A batch without rows says that the log has come further without changes of the table."""
+        if not self._is_started:
+            self._check(self._log.start(self._split.position.lsn))
+            self._is_started = True
+        decoded = next(self._decoded, None)
+        if decoded is None:
+            self._decoded = self._decoder.decode(self._log.receive(timeout))
+            decoded = next(self._decoded, None)
+        return self._passed_over() if decoded is None else self._delivered(decoded)
+
+    def confirm(self, lsn: int) -> None:
+        """What is before this is durable: the server may forget it."""
+        if self._is_started:
+            self._log.confirm(lsn)
+
+    def close(self) -> None:
+        self._log.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        self._decoder.close()
+
+    def _check(self, system: System) -> None:
+        """Raises DataLossError for the log of another cluster."""
+        if system.identifier != self._split.position.system:
+            position = self._split.position
+            raise DataLossError(
+                f"{shown(self._url)} is another cluster ({system.identifier}) than the one that was read up to "
+                f"{lsn_text(position.lsn)} ({position.system}): go back to that one, or take a new snapshot"
+            )
+
+    def _passed_over(self) -> SplitBatch[ChangesSplit] | None:
+        """The log has come further, without changes of published tables."""
+        if self._log.passed <= self._split.position.lsn or self._split.skip:
+            return None
+        self._split = self._split.at(self._log.passed)
+        return SplitBatch(self._split, self._no_rows)
+
+    def _delivered(self, decoded: Decoded) -> SplitBatch[ChangesSplit]:
+        ours = [changes for changes in decoded.changes if changes.relation.oid == self._rows.table.oid]
+        dropped, self._to_skip = self._to_skip, max(0, self._to_skip - count_of(decoded))
+        batches = [self._new_rows(changes, dropped) for changes in ours]
+        lsn = decoded.position or self._split.position.lsn
+        open_changes = 0 if decoded.is_whole else count_of_last_transaction(decoded)
+        before = self._split.skip if lsn == self._split.position.lsn else 0
+        self._split = self._split.at(lsn, before + open_changes if open_changes else 0)
+        if self._split.seam is None:
+            self._seam = None
+        records = pa.Table.from_batches(batches, self._rows.schema).combine_chunks().to_batches()
+        return SplitBatch(self._split, records[0] if records else self._no_rows)
+
+    def _new_rows(self, changes: Changes, dropped: int) -> pa.RecordBatch:
+        """Those that were not read before, and that no chunk has."""
+        batch, places = self._rows.placed(changes)
+        if dropped:
+            kept = pc.greater_equal(places, dropped)
+            batch, places = batch.filter(kept), places.filter(kept)
+        if self._seam is None or not batch.num_rows:
+            return batch
+        new: list[npt.NDArray[np.bool_]] = []
+        start = 0
+        truncations = np.flatnonzero(np.asarray(pc.equal(batch.column("_op"), "truncate")))
+        for end in [*map(int, truncations), batch.num_rows]:
+            new.append(self._is_new(changes, batch.slice(start, end - start), places.slice(start, end - start)))
+            if end < batch.num_rows:
+                new.append(np.array([self._seam.truncated(self._rows.table.full_name, batch.column("_xid")[end].as_py())]))
+            start = end + 1
+        return batch.filter(pa.array(np.concatenate(new)))
+
+    def _is_new(self, changes: Changes, batch: pa.RecordBatch, places: pa.Int64Array) -> npt.NDArray[np.bool_]:
+        assert self._seam is not None
+        key = dict(self._seam.seam.tables).get(self._rows.table.full_name)
+
+        def keys(numbers: npt.NDArray[np.int64]) -> Sequence[Key]:
+            assert key is not None
+            chosen = pa.array(numbers)
+            return key_texts(changes, key.key, places.take(chosen), batch.column("_op").take(chosen))
+
+        return self._seam.is_new(self._rows.table.full_name, batch.column("_xid").to_numpy(), keys)
+
+    def _chunks_of(self, table: str, seam: TableSeam, keys: Sequence[Key]) -> Sequence[int]:
+        with translated(self._url, f"asking for the order of the keys of {table}"):
+            if self._connection is None:
+                self._connection = connect(self._url)
+            return chunks_of(self._connection, self._rows.table, seam, keys)
+
+
+def count_of(decoded: Decoded) -> int:
+    """How many changes it has, of all tables."""
+    return sum(len(changes.lsns) for changes in decoded.changes)
+
+
+def count_of_last_transaction(decoded: Decoded) -> int:
+    """How many changes of the transaction that is under way it has."""
+    last = max(decoded.changes, key=lambda changes: changes.places[-1].as_py())
+    xid = last.xids[-1]
+    return sum(int(pc.sum(pc.equal(changes.xids, xid)).as_py() or 0) for changes in decoded.changes)
+
+
+def key_texts(changes: Changes, key: Sequence[str], places: pa.Int64Array, operations: pa.StringArray) -> Sequence[Key]:
+    """The key of the rows of these changes, which are at these places of their batch."""
+    numbers = pc.index_in(places, changes.places).cast(pa.int64())
+    new, old = (pc.index_in(numbers, tuples.changes) for tuples in (changes.new, changes.old))
+    is_delete = pc.equal(operations, "delete")
+    names = [column.name for column in changes.relation.columns]
+    columns = []
+    for name in key:
+        after, before = (tuples.columns[names.index(name)] for tuples in (changes.new, changes.old))
+        # What the log leaves out of a new row is as it was before.
+        columns.append(pc.if_else(is_delete, before.take(old), pc.coalesce(after.take(new), before.take(old))).to_pylist())
+    return list(zip(*columns, strict=True)) if columns else [()] * len(places)

@@ -1,0 +1,171 @@
+"""The rows that a table has: where it is cut into chunks, and one chunk of it, with what its snapshot sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import psycopg
+import pyarrow as pa
+import pyarrow.csv as pc
+from psycopg import sql
+
+from headrace.connectors.postgresql.splits import Key, Seen, TableSeam
+from headrace.connectors.postgresql.types import Column, Table
+from headrace.enumerator.errors import DataLossError
+
+_ROWS = "t"
+"""The table in queries."""
+_UNBOUNDED_NAMES = {"character": "bpchar", "bit": "varbit"}
+"""Of types whose name without a length has the length 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A table as its publication has it. `row_filter`: the condition that its rows and changes have to meet, as SQL."""
+
+    table: Table
+    row_filter: str | None
+    is_partitioned: bool
+
+
+def made_anew(followed: Followed) -> DataLossError:
+    """The error for a table that was dropped."""
+    return DataLossError(
+        f"table {followed.table.full_name} was dropped and made anew while its rows were to be read: start again without a "
+        "checkpoint and with a new slot"
+    )
+
+
+def chunk_key(table: Table) -> tuple[str, ...]:
+    """The columns that a table is cut by: each change has to tell them. None where it has no such key."""
+    return tuple(column.name for column in table.columns if column.in_key) if table.identity == "index" else table.key
+
+
+def lower_bounds(connection: psycopg.Connection, followed: Followed, key: tuple[str, ...], rows: int) -> Iterator[Key]:
+    """The lower bounds of all chunks but the first, each of about so many rows, by the key's index. None without a key.
+
+    They need not be of one snapshot: chunks have what comes between. The connection is in autocommit.
+    """
+    if not key:
+        return
+    columns = [_column(followed.table, name) for name in key]
+    # Qualified, or they would be ordered as the texts that are selected.
+    names = sql.SQL(", ").join(sql.Identifier(_ROWS, name) for name in key)
+    texts = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(_ROWS, name)) for name in key)
+    bound: Key | None = None
+    while True:
+        query = sql.SQL("SELECT {} FROM {} AS {} WHERE {} ORDER BY {} OFFSET {} LIMIT 1").format(
+            *(texts, _from(followed), sql.Identifier(_ROWS), _between(columns, bound, None), names, sql.Literal(rows))
+        )
+        found = connection.execute(query).fetchone()
+        if found is None:
+            return
+        bound = tuple(map(str, found))
+        yield bound
+
+
+def read_chunk(
+    connection: psycopg.Connection, followed: Followed, key: tuple[str, ...], lower: Key | None, upper: Key | None
+) -> tuple[list[pa.LargeStringArray], Seen]:
+    """The texts of the published columns of a chunk's rows, and what the chunk has seen. The connection is in autocommit.
+
+    The lock that every query takes is taken before the snapshot: of a table that is rewritten or made anew after it the
+    snapshot would have no rows. Raises DataLossError for a table that was made anew.
+    """
+    table = followed.table
+    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.columns)
+    within = _between([_column(table, name) for name in key], lower, upper)
+    published = followed.row_filter
+    condition = within if published is None else sql.SQL("{} AND ({})").format(within, sql.SQL(published))
+    rows = sql.SQL("SELECT {} FROM {} AS {} WHERE {}").format(columns, _from(followed), sql.Identifier(_ROWS), condition)
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(_from(followed)))
+        snapshot, oid = connection.execute(
+            "SELECT pg_current_snapshot()::text, to_regclass(%s)::oid::bigint", [f'"{table.schema}"."{table.name}"']
+        ).fetchone() or ("", 0)
+        if oid != table.oid:
+            raise made_anew(followed)
+        with connection.cursor() as cursor:
+            copied = sql.SQL("COPY ({}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)").format(rows)
+            with cursor.copy(copied) as copy:
+                data = b"".join(map(bytes, copy))
+        (lsn,) = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone() or (0,)
+    return _texts(data, [column.name for column in table.columns]), Seen(snapshot, int(lsn))
+
+
+def chunks_of(connection: psycopg.Connection, table: Table, seam: TableSeam, keys: Sequence[Key]) -> Sequence[int]:
+    """The number of the chunk that each of these keys is in, by the order that the server has them in."""
+    if not seam.bounds:
+        return [0] * len(keys)
+    columns = [_column(table, name) for name in seam.key]
+    names = [sql.Identifier(f"k{place}") for place in range(len(columns))]
+    typed = sql.SQL(", ").join(sql.SQL("%s::{}[]").format(_cast(column)) for column in columns)
+    row = sql.SQL("ROW({})").format(
+        sql.SQL(", ").join(_collated(connection, table, *pair) for pair in zip(columns, names, strict=True))
+    )
+    listed = sql.SQL(", ").join(names)
+    query = sql.SQL(
+        "WITH bounds AS (SELECT array_agg({row} ORDER BY n) AS rows FROM unnest({typed}) WITH ORDINALITY AS b({listed}, n)) "
+        "SELECT width_bucket({row}, bounds.rows) FROM unnest({typed}) WITH ORDINALITY AS k({listed}, n), bounds ORDER BY n"
+    ).format(row=row, typed=typed, listed=listed)
+    texts = [list(column) for rows in (seam.bounds, keys) for column in zip(*rows, strict=True)]
+    return [int(number) for (number,) in connection.execute(query, texts)]
+
+
+def _collated(connection: psycopg.Connection, table: Table, column: Column, name: sql.Identifier) -> sql.Composable:
+    """The name, to be compared as the column is."""
+    found = connection.execute(
+        "SELECT nspname, collname FROM pg_catalog.pg_attribute JOIN pg_catalog.pg_collation c ON c.oid = attcollation "
+        "JOIN pg_catalog.pg_namespace n ON n.oid = collnamespace WHERE attrelid = %s AND attname = %s",
+        [table.oid, column.name],
+    ).fetchone()
+    return name if found is None else sql.SQL("{} COLLATE {}").format(name, sql.Identifier(*found))
+
+
+def _column(table: Table, name: str) -> Column:
+    return next(column for column in table.columns if column.name == name)
+
+
+def _cast(column: Column) -> sql.Composable:
+    name = column.type.name
+    return sql.SQL(_UNBOUNDED_NAMES.get(name, name))
+
+
+def _from(followed: Followed) -> sql.Composable:
+    """Tables that inherit from it have changes of their own. Partitions are followed as their root."""
+    only = sql.SQL("" if followed.is_partitioned else "ONLY ")
+    return sql.SQL("{}{}").format(only, sql.Identifier(followed.table.schema, followed.table.name))
+
+
+def _between(columns: Sequence[Column], lower: Key | None, upper: Key | None) -> sql.Composable:
+    """The condition on the key. Rows are compared by the key's index."""
+    parts = [sql.SQL("true")]
+    names = sql.SQL(", ").join(sql.Identifier(_ROWS, column.name) for column in columns)
+    for bound, sign in ((lower, sql.SQL(">=")), (upper, sql.SQL("<"))):
+        if bound is not None:
+            values = (
+                sql.SQL("{}::{}").format(sql.Literal(text), _cast(column)) for column, text in zip(columns, bound, strict=True)
+            )
+            parts.append(sql.SQL("({}) {} ({})").format(names, sign, sql.SQL(", ").join(values)))  # type: ignore[arg-type] # composed
+    return sql.SQL(" AND ").join(parts)
+
+
+def _texts(data: bytes, names: Sequence[str]) -> list[pa.LargeStringArray]:
+    """Of each column. What is not quoted is null."""
+    places = [str(place) for place in range(len(names))]
+    if not data:
+        return [pa.array([], pa.large_string()) for _ in places]
+    table = pc.read_csv(
+        pa.BufferReader(data),
+        read_options=pc.ReadOptions(column_names=places, use_threads=False, block_size=max(len(data), 1 << 20)),
+        parse_options=pc.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+        convert_options=pc.ConvertOptions(
+            column_types=dict.fromkeys(places, pa.large_string()),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    ).combine_chunks()
+    return [pa.concat_arrays(table.column(place).chunks) for place in places]

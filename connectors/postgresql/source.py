@@ -1,0 +1,319 @@
+"""Changes of tables as a source: a snapshot of each table in chunks, then the log of a slot.
+
+The snapshot's chunks are pieces of work for all readers. When all of them are durably read, the log begins where the slot was
+made, without what the chunks have (`seam`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Literal
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.connectors.postgresql import catalog
+from headrace.connectors.postgresql.connection import connect, shown, translated
+from headrace.connectors.postgresql.log_reader import LogReader
+from headrace.connectors.postgresql.pgoutput import TRANSACTION_BYTES
+from headrace.connectors.postgresql.rows import METADATA, TableRows
+from headrace.connectors.postgresql.snapshot import Followed, chunk_key, lower_bounds, made_anew, read_chunk
+from headrace.connectors.postgresql.splits import (
+    ChangesSplit,
+    ChangesSplitSerializer,
+    ChunkSplit,
+    Key,
+    LogSplit,
+    Origin,
+    read_origin,
+    read_seam,
+    seam_of,
+    stored_origin,
+    stored_seam,
+)
+from headrace.enumerator.envelope import stored_object
+from headrace.enumerator.errors import DataLossError, RetriableError, StateError, UsageError
+from headrace.enumerator.source import (
+    Boundedness,
+    DiscoveryResult,
+    JsonObject,
+    Source,
+    SourceReader,
+    SplitBatch,
+    SplitDiscovery,
+    Stage,
+    StagedDiscovery,
+)
+
+log = logging.getLogger(__name__)
+
+Snapshot = Literal["initial", "never", "only"]
+_SNAPSHOT, _LOG = "snapshot", "log"
+
+
+class ChangesSource(Source[ChangesSplit]):
+    """The rows of PostgreSQL's tables, then each change of them, in the order of commits. PostgreSQL 13 or newer.
+
+    - `url`: `postgresql://user@host/database`, with libpq's parameters (`sslmode`, `sslrootcert`, ...).
+    - `table`: `schema.table`, or a name in the schema `public`.
+    - `publication`: it must have the table (`CREATE PUBLICATION ... FOR TABLE ...`).
+    - `slot`: the name of the logical slot, which starts with `headrace_`. It is made at the first start, and is this job's own:
+      it keeps the log until a checkpoint has read it. Drop it when the job is gone (`headrace postgresql slots`).
+    - `snapshot`: `initial` reads the table's rows first, `only` nothing else, `never` changes alone, from the first start.
+    - `chunk_rows`: rows of the snapshot that are read, and held in memory, at a time (default 50,000).
+
+    - `metadata`: columns about the change, ahead of the table's. `_op`: snapshot, insert, update, delete or truncate. `_lsn`
+      orders the changes of a key. `_xid`: of the transaction. `_committed_at`, `_table`. `_before`: the row before, with
+      REPLICA IDENTITY FULL. `_unchanged`: names of columns whose large values the log leaves out; they are null. Without it
+      such a change is an error, as null would be written. REPLICA IDENTITY FULL has the values. Default: `_op`, `_lsn`.
+
+    A position is the LSN of a commit: a transaction is delivered as a whole, unless its messages have more than
+    `max_transaction_bytes` (default 256 MiB).
+
+    Raises UsageError for wrong arguments, at the first use also for what the server lacks.
+    """
+
+    name = "postgresql-changes"
+    discovery_interval_s: float | None = 60.0
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        table: str,
+        publication: str,
+        slot: str,
+        snapshot: Snapshot = "initial",
+        chunk_rows: int = 50_000,
+        metadata: Sequence[str] = ("_op", "_lsn"),
+        max_transaction_bytes: int = TRANSACTION_BYTES,
+    ) -> None:
+        """Raises UsageError as the class says."""
+        shown(url)
+        if snapshot not in ("initial", "never", "only"):
+            raise UsageError(f"snapshot is 'initial', 'never' or 'only', not {snapshot!r}")
+        for what, number in (("chunk_rows", chunk_rows), ("max_transaction_bytes", max_transaction_bytes)):
+            if type(number) is not int or number < 1:
+                raise UsageError(f"{what} must be a whole number from 1, not {number!r}")
+        self.url, self.publication, self.slot = url, publication, catalog.check_slot_name(slot)
+        self.table = catalog.TablePattern.parse(table)
+        self.snapshot, self.chunk_rows, self.max_transaction_bytes = snapshot, chunk_rows, max_transaction_bytes
+        self.metadata = tuple(metadata)
+        if unknown := [name for name in self.metadata if name not in METADATA]:
+            raise UsageError(f"metadata is some of {', '.join(METADATA)}, and not {unknown[0]!r}")
+        self._followed: Followed | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the batches. Asks the server at the first use; a copy by pickle then has it, too. Raises as `followed` does."""
+        rows = TableRows(self.followed.table)
+        return pa.schema([*(rows.schema.field(name) for name in self.metadata), *rows.values])
+
+    @property
+    def followed(self) -> Followed:
+        """The table as the publication has it. Raises UsageError where it has none of this name."""
+        if self._followed is None:
+            with translated(self.url, "reading the catalog"), connect(self.url) as connection:
+                self._followed = _find(connection, self.publication, self.table)
+        return self._followed
+
+    @property
+    def boundedness(self) -> Boundedness:
+        """BOUNDED for the snapshot alone."""
+        return Boundedness.BOUNDED if self.snapshot == "only" else Boundedness.UNBOUNDED
+
+    @property
+    def in_pieces(self) -> bool:
+        """True: chunks are shared out a few at a time."""
+        return True
+
+    @property
+    def split_serializer(self) -> ChangesSplitSerializer:
+        """JSON objects."""
+        return ChangesSplitSerializer()
+
+    def create_discovery(self) -> ChangesDiscovery:
+        """Makes the slot, cuts the table into chunks, then gives the log."""
+        return ChangesDiscovery(self)
+
+    def create_reader(self) -> ChangesReader:
+        """A reader of chunks and of the log."""
+        return ChangesReader(self)
+
+
+def _find(connection: psycopg.Connection, name: str, pattern: catalog.TablePattern) -> Followed:
+    publication = catalog.read_publication(connection, name)
+    if publication is None:
+        raise UsageError(f"there is no publication {name!r}: CREATE PUBLICATION {name} FOR TABLE {pattern.text}")
+    found = [table for table in publication.tables if pattern.matches(table.schema, table.name)]
+    if len(found) != 1:
+        what = ", ".join(f"{table.schema}.{table.name}" for table in found) or "none"
+        raise UsageError(f"publication {name!r} must have one table {pattern.text}, and has {what}")
+    (published,) = found
+    kinds = {each.oid: each.kind for each in catalog.find_relations(connection, [pattern])}
+    table = catalog.read_tables(connection, [published.oid], publication.columns())[published.oid]
+    return Followed(table, published.row_filter, kinds.get(published.oid) == "p")
+
+
+class ChangesDiscovery(StagedDiscovery[ChangesSplit]):
+    """The chunks of the snapshot, then the log. Of the coordinator's process."""
+
+    def __init__(self, source: ChangesSource) -> None:
+        self._source = source
+
+    def at(self, stage: Stage | None) -> SplitDiscovery[ChangesSplit]:
+        """Raises StateError for a stage that there is not."""
+        if stage is None:
+            return _Log(self._source, None) if self._source.snapshot == "never" else _Chunks(self._source)
+        if stage.source == _LOG:
+            return _Log(self._source, stage)
+        if stage.source == _SNAPSHOT:
+            return _Chunks(self._source)
+        raise StateError(f"the state is in the stage {stage.source!r} of {self._source.name}, which there is not")
+
+    def following(self, stage: Stage, cursor: JsonObject | None, splits: Sequence[ChangesSplit]) -> Stage:
+        """The log, from where the slot was, without what these chunks have."""
+        chunks = [split for split in splits if isinstance(split, ChunkSplit)]
+        end = {"position": stored_origin(chunks[0].slot), "seam": stored_seam(seam_of(chunks))}
+        return Stage(stage.number + 1, _LOG, end, in_pieces=False, is_found=False)
+
+
+class _Chunks(SplitDiscovery[ChangesSplit]):
+    def __init__(self, source: ChangesSource) -> None:
+        self._source = source
+
+    def initial(self) -> DiscoveryResult[ChangesSplit]:
+        """The slot comes first: so the log has all that a chunk may lack."""
+        source = self._source
+        with translated(source.url, "starting a snapshot"), connect(source.url) as connection:
+            place, floor = slot_place(connection, source.slot)
+            key = chunk_key(source.followed.table)
+            bounds: list[Key | None] = [None, *lower_bounds(connection, source.followed, key, source.chunk_rows), None]
+        name, oid = source.followed.table.full_name, source.followed.table.oid
+        added = [
+            ChunkSplit(0, name, oid, number, key, lower, upper, place, floor)
+            for number, (lower, upper) in enumerate(pairwise(bounds))
+        ]
+        is_last = source.snapshot == "only"
+        stage = Stage(0, _SNAPSHOT, None, in_pieces=True, is_found=not is_last, needs_ends=not is_last)
+        return DiscoveryResult(added, complete=is_last, stage=stage)
+
+    def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
+        """All chunks were found at once."""
+        is_last = self._source.snapshot == "only"
+        stage = Stage(0, _SNAPSHOT, None, in_pieces=True, is_found=not is_last, needs_ends=not is_last)
+        return DiscoveryResult((), complete=is_last, stage=stage)
+
+
+class _Log(SplitDiscovery[ChangesSplit]):
+    """`stage`: None where it is the first."""
+
+    def __init__(self, source: ChangesSource, stage: Stage | None) -> None:
+        self._source = source
+        self._end = None if stage is None else stage.end
+        # What the snapshot ended with is with the split from here on.
+        self._stage = Stage(0 if stage is None else stage.number, _LOG, None, in_pieces=False, is_found=False)
+
+    def initial(self) -> DiscoveryResult[ChangesSplit]:
+        if self._end is not None:
+            seam = read_seam(stored_object(self._end["seam"]))
+            split = LogSplit(self._stage.number, read_origin(self._end["position"]), seam=seam)
+        else:
+            with translated(self._source.url, "making a slot"), connect(self._source.url) as connection:
+                split = LogSplit(self._stage.number, slot_place(connection, self._source.slot)[0])
+        return DiscoveryResult([split], stage=self._stage)
+
+    def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
+        return DiscoveryResult((), stage=self._stage)
+
+
+def slot_place(connection: psycopg.Connection, name: str) -> tuple[Origin, int]:
+    """Where the log of the slot starts, and an LSN before every change in it. Makes the slot if there is none.
+
+    Raises RetriableError while another process uses it, and DataLossError for one that was invalidated.
+    """
+    server = catalog.read_server(connection)
+    if catalog.read_slot(connection, name) is None:
+        catalog.create_slot(connection, name)
+        log.info("slot %s is made: the server keeps the log for it until it is dropped", name)
+    slot = catalog.read_slot(connection, name)
+    if slot is None or slot.confirmed_flush_lsn is None or slot.wal_status == "lost":
+        raise DataLossError(f"slot {name} has lost its log: drop it, and start again without a checkpoint")
+    if slot.plugin != catalog.PLUGIN or slot.database != server.database:
+        raise UsageError(f"slot {name} is of plugin {slot.plugin} and database {slot.database}: choose another name")
+    if slot.is_active:
+        raise RetriableError(
+            f"slot {name} is in use by process {slot.active_pid} of the server: end the other job, or choose another slot"
+        )
+    floor = slot.confirmed_flush_lsn if slot.restart_lsn is None else slot.restart_lsn
+    return Origin(str(server.system_identifier), server.timeline, slot.confirmed_flush_lsn), floor
+
+
+class ChangesReader(SourceReader[ChangesSplit]):
+    """Reads chunks one after another, or the log. Owned by one thread."""
+
+    def __init__(self, source: ChangesSource) -> None:
+        self._source = source
+        self._schema = source.schema
+        self._rows = TableRows(source.followed.table)
+        self._chunks: deque[ChunkSplit] = deque()
+        self._log: LogReader | None = None
+
+    def add_splits(self, splits: Sequence[ChangesSplit]) -> None:
+        for split in splits:
+            if isinstance(split, ChunkSplit):
+                self._chunks.append(split)
+            else:
+                source = self._source
+                self._log = LogReader(
+                    source.url, source.slot, source.publication, source.followed, split, source.max_transaction_bytes
+                )
+
+    def poll(self, timeout: float) -> SplitBatch[ChangesSplit] | None:
+        """A whole chunk, or transactions of the log."""
+        if self._chunks:
+            return self._read_chunk()
+        if self._log is None:
+            time.sleep(timeout)
+            return None
+        batch = self._log.poll(timeout)
+        return None if batch is None else replace(batch, records=self._chosen(batch.records))
+
+    def checkpoint_completed(self, splits: Sequence[ChangesSplit]) -> None:
+        """The server may forget the log before these."""
+        for split in splits:
+            if isinstance(split, LogSplit) and self._log is not None:
+                self._log.confirm(split.position.lsn)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    def _read_chunk(self) -> SplitBatch[ChangesSplit]:
+        chunk, followed = self._chunks[0], self._source.followed
+        if chunk.oid != followed.table.oid:
+            raise made_anew(followed)
+        with translated(self._source.url, f"reading {chunk.table}"), connect(self._source.url) as connection:
+            texts, seen = read_chunk(connection, followed, chunk.key, chunk.lower, chunk.upper)
+        rows = self._rows.snapshot(texts, chunk.floor)
+        self._chunks.popleft()
+        return SplitBatch(replace(chunk, seen=seen), self._chosen(rows), finished=True)
+
+    def _chosen(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns of the source's schema. Raises UsageError for a value that the log leaves out, if null would hide that."""
+        if "_unchanged" not in self._source.metadata:
+            left_out = pc.list_flatten(rows.column("_unchanged"))
+            if len(left_out):
+                table = self._rows.table.full_name
+                raise UsageError(
+                    f"a change of {table} leaves out the value of {left_out[0].as_py()!r}, which is large and the same as before. "
+                    f"Have all values in the log: ALTER TABLE {table} REPLICA IDENTITY FULL. Or take `_unchanged` into metadata, "
+                    "and keep the old value where it names a column"
+                )
+        return rows.select(self._schema.names)

@@ -1,0 +1,189 @@
+"""A table's rows and its changes by a real server: every row and every change once, whatever is written meanwhile."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from headrace.connectors.postgresql.source import ChangesSource
+from headrace.enumerator import EmbeddedRun
+from headrace.testing.servers.databases import Database
+from tests.helpers.databases import psql
+
+TABLE = "public.orders"
+SLOT = "headrace_orders"
+
+
+class Copy:
+    """What a reader of the changes knows of the table. Strict: an insert of a row that is there is a fault, as is a change of
+    one that is not.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, str], Any] = {}
+        self.seen = 0
+
+    def apply(self, records: Any) -> None:
+        for row in records.to_pylist():
+            key, value, op = (row["id"], row["part"]), row["value"], row["_op"]
+            self.seen += 1
+            if op == "truncate":
+                self.rows.clear()
+            elif op in ("snapshot", "insert"):
+                assert key not in self.rows, f"twice: {row}"
+                self.rows[key] = value
+            else:
+                assert key in self.rows, f"not there: {row}"
+                if op == "update":
+                    self.rows[key] = value
+                else:
+                    del self.rows[key]
+
+
+def write(connection: psycopg.Connection, moves: random.Random, number: int) -> None:
+    """A transaction of some statements: inserts, updates, keys that move, deletes. Some are undone, some take their time."""
+    with connection.transaction() as whole:
+        for _ in range(moves.randrange(1, 5)):
+            key, other = moves.randrange(3000), moves.randrange(3000)
+            with connection.transaction() as part:
+                match moves.randrange(11):
+                    case 0 | 1 | 2 | 3:
+                        insert = "INSERT INTO public.orders VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
+                        connection.execute(insert, [key, f"p{other % 3}", f"{number}"])
+                    case 4 | 5 | 6:
+                        connection.execute("UPDATE public.orders SET value = %s WHERE id = %s", [f"{number}", key])
+                    case 7 | 8:
+                        moved = "UPDATE public.orders SET id = id + 3000 + %s WHERE id = %s AND part = 'p0'"
+                        connection.execute(moved, [6000 * number, key])
+                    case 9 | 10:
+                        connection.execute("DELETE FROM public.orders WHERE id BETWEEN %s AND %s + 3", [key, key])
+                if moves.random() < 0.1:
+                    raise psycopg.Rollback(part)
+        if moves.random() < 0.2:
+            time.sleep(moves.uniform(0.0, 0.3))
+        if moves.random() < 0.1:
+            raise psycopg.Rollback(whole)
+
+
+@contextmanager
+def writing(url: str, threads: int = 3) -> Iterator[Callable[[int], None]]:
+    """Concurrent writers, until the block ends. Gives a function that waits for so many of their transactions."""
+    ended, failures = threading.Event(), list[BaseException]()
+    written = threading.Semaphore(0)
+
+    def run(seed: int) -> None:
+        moves = random.Random(seed)
+        with psycopg.connect(url, autocommit=True) as connection:
+            number = seed
+            while not ended.is_set():
+                number += threads
+                try:
+                    write(connection, moves, number)
+                    written.release()
+                except psycopg.errors.DeadlockDetected:
+                    continue
+                except BaseException as error:
+                    failures.append(error)
+                    raise
+
+    started = [threading.Thread(target=run, args=(seed,)) for seed in range(threads)]
+    for thread in started:
+        thread.start()
+
+    def more(count: int) -> None:
+        while written.acquire(blocking=False):
+            pass  # those are of before
+        for _ in range(count):
+            assert written.acquire(timeout=30.0), failures
+
+    try:
+        yield more
+    finally:
+        ended.set()
+        for thread in started:
+            thread.join()
+    assert not failures
+
+
+@pytest.fixture
+def url(server: Database) -> Iterator[str]:
+    """A table of 3,000 rows, which is published."""
+    psql(
+        server.url,
+        "CREATE TABLE public.orders (id bigint, part text, value text, PRIMARY KEY (id, part))",
+        "INSERT INTO public.orders SELECT n, 'p' || n % 3, 'old' FROM generate_series(0, 2999) AS n",
+        "CREATE PUBLICATION orders FOR TABLE public.orders",
+    )
+    yield server.url
+    psql(
+        server.url,
+        f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{SLOT}'",
+        "DROP PUBLICATION orders",
+        "DROP TABLE public.orders",
+    )
+
+
+def source_of(url: str, **options: Any) -> ChangesSource:
+    return ChangesSource(url, table=TABLE, publication="orders", slot=SLOT, **options)
+
+
+def table_of(url: str) -> dict[tuple[int, str], str]:
+    return {(number, part): value for number, part, value in psql(url, "SELECT * FROM public.orders")}
+
+
+def read_until(run: EmbeddedRun[Any], copy: Copy, url: str) -> None:
+    """Until the copy is the table, which nobody changes now."""
+    wanted, until = table_of(url), time.monotonic() + 60.0
+    while copy.rows != wanted and time.monotonic() < until:
+        batch = run.poll(0.2)
+        if batch is not None:
+            copy.apply(batch.records)
+    assert copy.rows == wanted
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("truncated_after", [None, 900], ids=["", "truncated"])
+def test_the_seam_is_exact_under_writers(url: str, truncated_after: int | None) -> None:
+    """Chunks are read one after another, while three writers change their rows, and move them to others."""
+    copy = Copy()
+    with EmbeddedRun(source_of(url, chunk_rows=100), clock=time.monotonic) as run:
+        with writing(url) as more:
+            while run.coordinator.enumerator.stage.source == "snapshot":
+                batch = run.poll(0.2)
+                if batch is not None:
+                    copy.apply(batch.records)
+                more(10)
+                if truncated_after is not None and copy.seen > truncated_after:
+                    psql(url, "TRUNCATE public.orders")
+                    truncated_after = None
+        read_until(run, copy, url)
+
+
+@pytest.mark.timeout(180)
+def test_a_restore_continues_where_the_checkpoint_was(url: str) -> None:
+    """In the snapshot, at the seam and in the log: each time the copy goes back with the checkpoint."""
+    moves, copy, state = random.Random(4), Copy(), None
+    with writing(url, 2):
+        for _ in range(12):
+            kept = dict(copy.rows)
+            with EmbeddedRun(source_of(url, chunk_rows=100), clock=time.monotonic, checkpoint=state) as run:
+                for _ in range(moves.randrange(2, 12)):
+                    batch = run.poll(0.2)
+                    if batch is not None:
+                        copy.apply(batch.records)
+                if moves.random() < 0.8:
+                    state = run.checkpoint()
+                    run.checkpoint_completed()
+                elif state is None:
+                    copy.rows = {}
+                else:
+                    copy.rows = kept
+    with EmbeddedRun(source_of(url, chunk_rows=100), clock=time.monotonic, checkpoint=state) as run:
+        read_until(run, copy, url)

@@ -1,0 +1,127 @@
+"""Which changes of the log are in a snapshot's chunks: by what each chunk's transaction has seen."""
+
+import json
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.connectors.postgresql.seam import SeamFilter, Visible, full_xid
+from headrace.connectors.postgresql.splits import (
+    ChangesSplitSerializer,
+    ChunkSplit,
+    Key,
+    LogSplit,
+    Origin,
+    Seam,
+    Seen,
+    TableSeam,
+    seam_of,
+)
+
+ORDERS = "public.orders"
+PLACE = Origin("7", 1, 100)
+
+
+def seam(*snapshots: str, until: int = 900) -> Seam:
+    """Chunks of ten keys each."""
+    bounds = tuple((str(10 * number),) for number in range(1, len(snapshots)))
+    return Seam(((ORDERS, TableSeam(("id",), bounds, snapshots)),), until)
+
+
+def asked(table: str, of: TableSeam, keys: Sequence[Key]) -> Sequence[int]:
+    assert table == ORDERS
+    return [sum(int(bound) <= int(key) for (bound,) in of.bounds) for (key,) in keys]
+
+
+def keys(*ids: int) -> Callable[[npt.NDArray[np.int64]], Sequence[Key]]:
+    return lambda numbers: [(str(ids[number]),) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "seen", "not_seen"), [("10:10:", (1, 9), (10, 11)), ("10:14:10,12", (9, 11, 13), (10, 12, 14))]
+)
+def test_a_snapshot_sees_what_was_committed_before_it(snapshot: str, seen: Sequence[int], not_seen: Sequence[int]) -> None:
+    visible = Visible.parsed(snapshot)
+    assert all(map(visible.sees, seen))
+    assert not any(map(visible.sees, not_seen))
+
+
+@given(st.integers(2**31, 2**40), st.integers(-(2**31), 2**31 - 1))
+def test_a_transaction_of_the_log_is_the_one_of_its_number_that_is_nearest(near: int, distance: int) -> None:
+    assert full_xid((near + distance) % 2**32, near) == near + distance
+
+
+def test_a_change_is_in_the_chunk_of_its_row_or_in_none() -> None:
+    """The first chunk has seen transaction 11 and not 10, which ran then; the second has seen both."""
+    new = SeamFilter(seam("10:12:10", "12:12:"), asked).is_new(
+        ORDERS, [10, 10, 11, 11, 12, 12, 9], keys(5, 15, 5, 15, 5, 15, 5)
+    )
+    assert new.tolist() == [True, False, False, False, True, True, False]
+
+
+def test_keys_are_asked_for_where_chunks_disagree_only() -> None:
+    def none(numbers: npt.NDArray[np.int64]) -> Sequence[Key]:
+        raise AssertionError(numbers)
+
+    assert SeamFilter(seam("10:12:10", "12:12:"), asked).is_new(ORDERS, [9, 12], none).tolist() == [False, True]
+
+
+def test_a_table_that_has_no_chunks_has_only_new_changes() -> None:
+    assert SeamFilter(seam("10:12:10"), asked).is_new("public.other", [1, 99], keys()).tolist() == [True, True]
+
+
+def test_ids_that_have_wrapped_around_are_told_apart() -> None:
+    turn = 2**32
+    snapshot = f"{turn + 5}:{turn + 5}:"
+    new = SeamFilter(seam(snapshot), asked).is_new(ORDERS, [turn - 1, 4, 5], keys(1, 1, 1))
+    assert new.tolist() == [False, False, True]
+
+
+def test_after_a_truncation_that_a_chunk_lacks_all_is_new() -> None:
+    """The second chunk was read behind it: its rows are written again by the log, after the truncation."""
+    filtered = SeamFilter(seam("10:10:", "12:12:"), asked)
+    assert filtered.truncated(ORDERS, 10)
+    assert filtered.is_new(ORDERS, [11], keys(15)).tolist() == [True]
+    assert filtered.seam.tables == ()
+
+
+def test_a_truncation_that_all_chunks_have_is_left_out() -> None:
+    filtered = SeamFilter(seam("12:12:", "12:12:"), asked)
+    assert not filtered.truncated(ORDERS, 10)
+    assert filtered.is_new(ORDERS, [11, 12], keys(1, 1)).tolist() == [False, True]
+
+
+def chunk(number: int, lower: str | None, upper: str | None, seen: Seen | None) -> ChunkSplit:
+    bounds = [None if bound is None else (bound,) for bound in (lower, upper)]
+    return ChunkSplit(0, ORDERS, 16385, number, ("id",), *bounds, PLACE, 90, seen)
+
+
+FIRST, SECOND = chunk(0, None, "10", Seen("10:12:10", 300)), chunk(1, "10", None, Seen("12:12:", 400))
+
+
+def test_the_seam_is_made_of_chunks_that_are_read() -> None:
+    assert seam_of([SECOND, FIRST]) == Seam(((ORDERS, TableSeam(("id",), (("10",),), ("10:12:10", "12:12:"))),), until=400)
+    with pytest.raises(ValueError, match=r"chunk 0:public.orders:1 is not read"):
+        seam_of([FIRST, chunk(1, "10", None, None)])
+    with pytest.raises(ValueError, match=r"chunks of public.orders are missing"):
+        seam_of([SECOND])
+
+
+def test_the_log_has_the_seam_until_it_is_passed() -> None:
+    split = LogSplit(1, PLACE, seam=seam_of([FIRST, SECOND]))
+    assert split.at(400).seam is not None
+    assert split.at(401).seam is None
+
+
+@pytest.mark.parametrize(
+    "split",
+    [FIRST, chunk(3, "x", None, None), LogSplit(1, PLACE, 3, seam_of([FIRST, SECOND])), LogSplit(0, PLACE)],
+    ids=["read", "not read", "with a seam", "without"],
+)
+def test_a_split_is_stored(split: ChunkSplit | LogSplit) -> None:
+    serializer = ChangesSplitSerializer()
+    assert serializer.deserialize(1, json.loads(json.dumps(serializer.serialize(split)))) == split
