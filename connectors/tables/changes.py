@@ -22,7 +22,7 @@ _DELETED = "_headrace_deleted"
 _SEQUENCE = "_headrace_sequence_"
 _CHANGE, _ROW = "__headrace_change", "__headrace_row"
 
-_UPSERTS = ("c", "r", "u", "+I", "+U", "insert", "update", "upsert", "update_postimage", "false")
+_UPSERTS = ("c", "r", "u", "+I", "+U", "insert", "update", "upsert", "update_postimage", "snapshot", "false")
 _DELETES = ("d", "-D", "delete", "true")
 _FOLLOWED = ("-U",)
 """What comes before the row that takes its place: nothing is to be done for it."""
