@@ -275,15 +275,9 @@ def _nulls_where(mask: pa.BooleanArray, texts: pa.LargeStringArray) -> pa.LargeS
 
 _MICROSECONDS = 1_000_000
 _DAY = 86_400 * _MICROSECONDS
-_INT64 = 1 << 63
 _LEAP_CYCLE_YEARS, _LEAP_CYCLE_DAYS = 400, 146_097
 _EPOCH_DAY = 719_468  # of 1970-01-01, counted from the first of March of the year 0
-_MOMENT = re.compile(
-    r"(?P<year>\d{4,7})-(?P<month>\d\d)-(?P<day>\d\d)"
-    r"(?: (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:\.(?P<part>\d{1,6}))?)?"
-    r"(?P<zone>\+00)?(?P<bc> BC)?",
-    re.ASCII,
-)
+_TIME_OF_DAY = r"(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2}):(?P<second>[0-9]{2})(\.(?P<part>[0-9]{1,6}))?"
 
 
 def _days(year: int, month: int, day: int) -> int:
@@ -294,54 +288,47 @@ def _days(year: int, month: int, day: int) -> int:
     return cycle * _LEAP_CYCLE_DAYS + of_cycle * 365 + of_cycle // 4 - of_cycle // 100 + of_year - _EPOCH_DAY
 
 
-def _moment(text: str, place: _Place) -> int:
-    """Microseconds since 1970 of a date or timestamp that Arrow does not read."""
-    found = _MOMENT.fullmatch(text)
-    if found is None:
-        place.corrupt(text)
-    year = 1 - int(found["year"]) if found["bc"] else int(found["year"])
-    seconds = (int(found["hour"] or 0) * 60 + int(found["minute"] or 0)) * 60 + int(found["second"] or 0)
-    fraction = int((found["part"] or "").ljust(6, "0"))
-    return _days(year, int(found["month"]), int(found["day"])) * _DAY + seconds * _MICROSECONDS + fraction
+def _microseconds(parts: dict[str, str | None]) -> int:
+    """Since 1970."""
+    year, month, day, hour, minute, second = (
+        int(parts.get(name) or 0) for name in ("year", "month", "day", "hour", "minute", "second")
+    )
+    seconds = (hour * 60 + minute) * 60 + second
+    part = int((parts.get("part") or "").ljust(6, "0"))
+    return _days(1 - year if parts["bc"] else year, month, day) * _DAY + seconds * _MICROSECONDS + part
 
 
-def _timestamp(text: str, place: _Place) -> int | None:
-    if text in ("infinity", "-infinity"):
-        place.refuse(text, "a timestamp is finite")
+def _temporal(arrow: pa.DataType, integers: pa.DataType, unit: int, rest: str) -> _Conversion:
+    """Dates with the `rest` behind them. Arrow reads those whose year has four digits; `unit`: microseconds of an integer."""
+    usual = f"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}{rest}$"
+    any_year = re.compile(f"(?P<year>[0-9]{{4,7}})-(?P<month>[0-9]{{2}})-(?P<day>[0-9]{{2}}){rest}(?P<bc> BC)?")
+    limit = 1 << (integers.bit_width - 1)
+
+    def rare(text: str, place: _Place) -> int | None:
+        if text in ("infinity", "-infinity"):
+            place.refuse(text, f"{arrow} has no infinity")
+            return None
+        found = any_year.fullmatch(text)
+        if found is None:
+            place.corrupt(text)
+        number = _microseconds(found.groupdict()) // unit
+        if -limit <= number < limit:
+            return number
+        place.refuse(text, f"it does not fit {arrow}")
         return None
-    value = _moment(text, place)
-    if -_INT64 <= value < _INT64:
-        return value
-    place.refuse(text, "the last timestamp in microseconds is 294247-01-10 04:00:54.775807")
-    return None
-
-
-def _date(text: str, place: _Place) -> int | None:
-    if text in ("infinity", "-infinity"):
-        place.refuse(text, "a date is finite")
-        return None
-    return _moment(text, place) // _DAY
-
-
-def _temporal(arrow: pa.DataType, integers: pa.DataType, rare: Callable[[str, _Place], int | None], usual: str) -> _Conversion:
-    """`usual` is the pattern of the texts that Arrow reads, `rare` gives the numbers of the others."""
 
     def convert(texts: pa.LargeStringArray, place: _Place) -> pa.Array:
         try:
             return texts.cast(arrow)
         except pa.ArrowInvalid:
-            is_usual = pc.fill_null(pc.match_substring_regex(texts, f"^{usual}$"), True)  # noqa: FBT003 - a value
-            if pc.all(is_usual).as_py():
+            is_rare = pc.fill_null(pc.invert(pc.match_substring_regex(texts, usual)), fill_value=False)
+            if not pc.any(is_rare).as_py():
                 raise
-        others = [rare(text, place) for text in texts.filter(pc.invert(is_usual)).to_pylist()]
-        values = convert(_nulls_where(pc.invert(is_usual), texts), place).cast(integers)
-        return pc.replace_with_mask(values, pc.invert(is_usual), pa.array(others, integers)).cast(arrow)
+        others = [rare(text, place) for text in texts.filter(is_rare).to_pylist()]
+        values = convert(_nulls_where(is_rare, texts), place).cast(integers)
+        return pc.replace_with_mask(values, is_rare, pa.array(others, integers)).cast(arrow)
 
     return _Conversion(arrow, convert)
-
-
-_DATE_PATTERN = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
-_TIMESTAMP_PATTERN = _DATE_PATTERN + r" [0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?"
 
 
 def _times(texts: pa.LargeStringArray, place: _Place) -> pa.Array:
@@ -363,10 +350,10 @@ _BASE: dict[int, _Conversion] = {
     700: _plain(pa.float32()),
     701: _plain(pa.float64()),
     790: _Conversion(_MONEY, _money),
-    1082: _temporal(pa.date32(), pa.int32(), _date, _DATE_PATTERN),
+    1082: _temporal(pa.date32(), pa.int32(), _DAY, ""),
     1083: _Conversion(pa.time64("us"), _times),
-    1114: _temporal(pa.timestamp("us"), pa.int64(), _timestamp, _TIMESTAMP_PATTERN),
-    1184: _temporal(pa.timestamp("us", "UTC"), pa.int64(), _timestamp, _TIMESTAMP_PATTERN + r"\+00"),
+    1114: _temporal(pa.timestamp("us"), pa.int64(), 1, f" {_TIME_OF_DAY}"),
+    1184: _temporal(pa.timestamp("us", "UTC"), pa.int64(), 1, rf" {_TIME_OF_DAY}\+00"),
 }
 
 
