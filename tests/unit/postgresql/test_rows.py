@@ -1,0 +1,209 @@
+"""Rows of decoded changes, against a plain model of what each change means."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.connectors.postgresql.pgoutput import Changes, Decoder
+from headrace.connectors.postgresql.rows import SeveralTablesRows, TableRows
+from headrace.connectors.postgresql.types import Column, PgType, Table
+from headrace.enumerator.errors import UsageError
+from tests.helpers.pgoutput import COLUMNS, LSN, OID, XID, begin, commit, delete, insert, relation, truncate, update
+
+IDENTITIES = {"default": "d", "full": "f"}
+SYSTEM = ["_op", "_lsn", "_xid", "_committed_at", "_table", "_unchanged", "_before"]
+
+
+def table(identity: str = "default", name: str = "items", oid: int = OID, key: Sequence[str] = ("id",)) -> Table:
+    types = {23: "integer", 25: "text"}
+    columns = tuple(Column(name, PgType(kind, types[kind], "base"), in_key=in_key) for name, kind, in_key in COLUMNS)
+    return Table(oid, "public", name, columns, identity, tuple(key))  # type: ignore[arg-type]  # a Literal
+
+
+def decoded(*messages: bytes, identity: str = "default") -> Sequence[Changes]:
+    flags = [(name, kind, in_key or identity == "full") for name, kind, in_key in COLUMNS]
+    described = relation(flags, IDENTITIES[identity])
+    (batch,) = Decoder().decode([begin(), described, *messages, commit()])
+    return batch.changes
+
+
+def rows(*messages: bytes, identity: str = "default") -> list[dict[str, Any]]:
+    (changes,) = decoded(*messages, identity=identity)
+    batch = TableRows(table(identity)).changes(changes)
+    batch.validate(full=True)
+    return batch.to_pylist()
+
+
+def short(row: dict[str, Any]) -> tuple[Any, ...]:
+    before = row["_before"] and tuple(row["_before"].values())
+    return row["_op"], (row["id"], row["name"], row["data"]), row["_unchanged"], before
+
+
+def test_the_schema_has_our_columns_first_and_then_the_tables():
+    schema = TableRows(table()).schema
+    assert schema.names == [*SYSTEM, "id", "name", "data"]
+    assert schema.field("_before").type == pa.struct([("id", pa.int32()), ("name", pa.string()), ("data", pa.string())])
+
+
+def test_a_row_says_where_and_when_it_changed():
+    (row,) = rows(insert(b"1", b"a", None, lsn=LSN + 5))
+    assert (row["_lsn"], row["_xid"], row["_table"], str(row["_committed_at"])) == (
+        LSN + 5,
+        XID,
+        "public.items",
+        "2000-01-01 00:00:00.000005+00:00",
+    )
+
+
+def test_with_a_key_as_identity_a_delete_has_the_key_and_a_changed_key_is_a_delete_and_an_insert():
+    found = rows(
+        insert(b"1", b"a", b"b"),
+        update((b"1", b"c", ...)),
+        update((b"2", b"d", ...), (b"1", None, None)),
+        update((b"2", b"e", None), (b"2", None, None)),
+        delete(b"2", None, None),
+        truncate(OID),
+    )
+    assert [short(row) for row in found] == [
+        ("insert", (1, "a", "b"), [], None),
+        ("update", (1, "c", None), ["data"], None),
+        ("delete", (1, None, None), [], None),
+        ("insert", (2, "d", None), ["data"], None),
+        ("update", (2, "e", None), [], None),
+        ("delete", (2, None, None), [], None),
+        ("truncate", (None, None, None), [], None),
+    ]
+
+
+def test_with_the_full_row_as_identity_values_before_are_known_and_none_is_left_out():
+    old = (b"1", b"a", b"b")
+    found = rows(
+        insert(*old),
+        update((b"1", b"c", ...), old, b"O"),
+        update((b"2", None, ...), (b"1", b"c", b"b"), b"O"),
+        delete(b"2", None, b"b", kind=b"O"),
+        identity="full",
+    )
+    assert [short(row) for row in found] == [
+        ("insert", (1, "a", "b"), [], None),
+        ("update", (1, "c", "b"), [], (1, "a", "b")),
+        ("delete", (1, "c", "b"), [], (1, "c", "b")),
+        ("insert", (2, None, "b"), [], None),
+        ("delete", (2, None, "b"), [], (2, None, "b")),
+    ]
+
+
+def test_without_a_primary_key_a_full_rows_update_stays_one():
+    (changes,) = decoded(update((b"2", b"a", b"b"), (b"1", b"a", b"b"), b"O"), identity="full")
+    (row,) = TableRows(table("full", key=())).changes(changes).to_pylist()
+    assert short(row) == ("update", (2, "a", "b"), [], (1, "a", "b"))
+
+
+def test_columns_are_found_by_their_names():
+    reordered = [COLUMNS[1], COLUMNS[2], COLUMNS[0]]
+    (batch,) = Decoder().decode([begin(), relation(reordered), insert(b"a", b"b", b"1"), commit()])
+    (row,) = TableRows(table()).changes(batch.changes[0]).to_pylist()
+    assert short(row) == ("insert", (1, "a", "b"), [], None)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ([*COLUMNS, ("more", 25, False)], "columns added: more"),
+        (COLUMNS[:2], "columns dropped: data"),
+        ([("id", 20, True), *COLUMNS[1:]], "columns of another type: id"),
+        ([COLUMNS[0], COLUMNS[1], ("renamed", 25, False)], "columns added: renamed; columns dropped: data"),
+    ],
+)
+def test_changes_of_a_table_that_was_altered_are_refused(columns, said):
+    (batch,) = Decoder().decode([begin(), relation(columns), insert(*(b"1" for _ in columns)), commit()])
+    with pytest.raises(UsageError, match=f"public.items has changed: {said}"):
+        TableRows(table()).changes(batch.changes[0])
+
+
+def test_a_column_named_as_ours_is_refused():
+    taken = Table(1, "public", "t", (Column("_before", PgType(25, "text", "base")),), "default", ())
+    with pytest.raises(UsageError, match=r"public\.t has a column '_before'"):
+        TableRows(taken)
+
+
+def test_a_snapshot_has_the_same_schema():
+    source = TableRows(table())
+    texts = [pa.array(column, pa.large_string()) for column in (["1", "2"], ["a", None], [None, ""])]
+    batch = source.snapshot(texts, LSN)
+    batch.validate(full=True)
+    assert batch.schema == source.schema
+    assert [(short(row), row["_lsn"], row["_xid"]) for row in batch.to_pylist()] == [
+        (("snapshot", (1, "a", None), [], None), LSN, None),
+        (("snapshot", (2, None, ""), [], None), LSN, None),
+    ]
+
+
+def test_rows_of_several_tables_are_in_the_logs_order_each_in_its_tables_column():
+    source = SeveralTablesRows([TableRows(table("full")), TableRows(table(name="other", oid=8))])
+    full = [(name, kind, True) for name, kind, _ in COLUMNS]
+    (batch,) = Decoder().decode([
+        begin(), relation(full, "f"), relation(oid=8, name="other"), relation(oid=9, name="not ours"),
+        insert(b"1", b"a", b"b"), insert(b"2", b"c", b"d", oid=8), insert(b"0", None, None, oid=9),
+        update((b"3", b"a", b"b"), (b"1", b"a", b"b"), b"O"), delete(b"2", None, None, oid=8),
+        update((b"3", b"x", b"b"), (b"3", b"a", b"b"), b"O"), truncate(8, OID), commit(),
+    ])  # fmt: skip
+    found = source.changes(batch.changes)
+    found.validate(full=True)
+    assert found.schema == source.schema
+    names = ["public.items", "public.other"]
+    assert found.schema.names == [*SYSTEM, *names]
+    rows = found.to_pylist()
+    ids = [(row["_table"][7:], row["_op"], *(row[name] and row[name]["id"] for name in names)) for row in rows]
+    assert ids == [
+        ("items", "insert", 1, None), ("other", "insert", None, 2), ("items", "delete", 1, None), ("items", "insert", 3, None),
+        ("other", "delete", None, 2), ("items", "update", 3, None), ("other", "truncate", None, None),
+        ("items", "truncate", None, None),
+    ]  # fmt: skip
+    assert [row["_before"] and row["_before"]["public.items"]["name"] for row in rows] == [
+        None, None, "a", None, None, "a", None, None
+    ]  # fmt: skip
+    snapshot = source.snapshot(8, [pa.array(["1"]), pa.array(["a"]), pa.array(["b"])], 5)
+    assert (snapshot.schema, snapshot.to_pylist()[0]["public.other"]["id"]) == (source.schema, 1)
+    assert source.changes([]).num_rows == 0
+
+
+_TEXTS = st.none() | st.sampled_from(["", "a", "b"])
+_KEYS = st.integers(1, 3)
+_STEPS = st.lists(st.tuples(st.sampled_from(["insert", "update", "delete", "truncate"]), _KEYS, _KEYS, _TEXTS, st.booleans()))
+
+
+@given(steps=_STEPS, identity=st.sampled_from(["default", "full"]))
+def test_rows_are_those_of_a_plain_model(steps, identity):
+    """A table of one row each time: what a server would log of it, and what a reader should see."""
+    messages, expected = [], []
+    for operation, key, other, text, is_unchanged in steps:
+        old = (key, "n", "old")
+        before = old if identity == "full" else None
+        sent_old = [b"%d" % key, b"n", b"old"] if identity == "full" else [b"%d" % key, None, None]
+        kind = b"O" if identity == "full" else b"K"
+        name = None if text is None else text.encode()
+        if operation == "insert":
+            messages.append(insert(b"%d" % key, name, name))
+            expected.append(("insert", (key, text, text), [], None))
+        elif operation == "delete":
+            messages.append(delete(*sent_old, kind=kind))
+            expected.append(("delete", old if before else (key, None, None), [], before))
+        elif operation == "truncate":
+            messages.append(truncate(OID))
+            expected.append(("truncate", (None, None, None), [], None))
+        else:
+            sends_old = before is not None or key != other
+            messages.append(update((b"%d" % other, name, ... if is_unchanged else name), sent_old if sends_old else None, kind))
+            data, left_out = (("old", []) if before else (None, ["data"])) if is_unchanged else (text, [])
+            if key != other:
+                expected.append(("delete", old if before else (key, None, None), [], before))
+            expected.append(
+                ("insert" if key != other else "update", (other, text, data), left_out, before if key == other else None)
+            )
+    if messages:
+        assert [short(row) for row in rows(*messages, identity=identity)] == expected
