@@ -40,6 +40,7 @@ _STATES: dict[str, type[HeadraceError]] = {
 _CONNECTING: tuple[tuple[str, type[HeadraceError]], ...] = (
     ('database ".*" does not exist', UsageError),
     ("authentication failed|no password supplied|no pg_hba.conf entry|does not exist|permission denied", AuthenticationError),
+    ("must be superuser or replication role", AuthenticationError),  # 15 and older: the right to replicate is missing
 )
 
 

@@ -37,6 +37,8 @@ _SLOT = """
     SELECT plugin, (confirmed_flush_lsn - '0/0')::bigint, wal_status, active_pid FROM pg_catalog.pg_replication_slots
     WHERE slot_name = {slot}
 """
+_PUBLICATIONS = "SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({names})"
+_WARNING_OF_A_GAP = b"55000"  # from 18 on; before, it is an error
 
 
 class System(NamedTuple):
@@ -74,6 +76,7 @@ class LogConnection:
         self._received = self._confirmed = self._passed = 0
         self._silent_s = 0.0
         self._has_asked = False
+        self._gap: str | None = None
 
     @property
     def passed(self) -> int:
@@ -96,6 +99,7 @@ class LogConnection:
                 if connection.status != pq.ConnStatus.OK:
                     raise errors.OperationalError(pq.error_message(connection))
                 connection.nonblocking = 1
+                connection.notice_handler = self._noticed
                 system = self._started(connection, lsn)
             except BaseException:
                 connection.finish()
@@ -114,12 +118,31 @@ class LogConnection:
         deadline = time.monotonic() + timeout_s
         with self._translated():
             connection = self._open()
-            while True:
-                connection.consume_input()
-                found = self._buffered(connection)
-                if found or (left := deadline - time.monotonic()) <= 0:
-                    return found
-                self._wait_for_message(connection, left)
+            try:
+                return self._received_by(connection, deadline)
+            except errors.UndefinedObject as error:
+                raise self._lacking(str(error)) from error
+
+    def _received_by(self, connection: pq.abc.PGconn, deadline: float) -> list[bytes]:
+        while True:
+            connection.consume_input()
+            found = self._buffered(connection)
+            if self._gap is not None:
+                raise self._lacking(self._gap)
+            if found or (left := deadline - time.monotonic()) <= 0:
+                return found
+            self._wait_for_message(connection, left)
+
+    def _noticed(self, notice: pq.abc.PGresult) -> None:
+        """Of the server's warnings, the one of a publication that it has skipped."""
+        if notice.error_field(pq.DiagnosticField.SQLSTATE) == _WARNING_OF_A_GAP:
+            self._gap = pq.error_message(notice)
+
+    def _lacking(self, said: str) -> DataLossError:
+        return DataLossError(
+            f"the slot {self._slot} of {shown(self._url)} is at a point where a publication did not exist, and changes are "
+            f"missing from there on ({said.strip()}). Drop the slot, and take a new snapshot"
+        )
 
     def confirm(self, lsn: int) -> None:
         """What was committed up to `lsn` is durable: the slot may move there, and the server drop its log."""
@@ -170,6 +193,10 @@ class LogConnection:
                 "server has lost the end of its log, as a promoted standby or a restored backup has, or it is another one. "
                 "Take a new snapshot"
             )
+        known = _query(connection, _PUBLICATIONS.format(names=", ".join(map(_literal, self._publications))))
+        missing = set(self._publications) - {_row(known, number)[0] for number in range(known.ntuples)}
+        if missing:
+            raise UsageError(f"{shown(self._url)} has no publication {', '.join(sorted(missing))}: create it, then the slot")
         version = 2 if self._streaming == "on" else 1
         options = {"proto_version": str(version), "publication_names": ",".join(map(_identifier, self._publications))}
         if self._streaming == "on":
@@ -294,8 +321,8 @@ def _wait(connection: pq.abc.PGconn, timeout_s: float) -> None:
     poll.poll(max(0.0, timeout_s) * 1000)
 
 
-def _row(result: pq.abc.PGresult) -> list[str | None]:
-    values = (result.get_value(0, column) for column in range(result.nfields))
+def _row(result: pq.abc.PGresult, number: int = 0) -> list[str | None]:
+    values = (result.get_value(number, column) for column in range(result.nfields))
     return [None if value is None else value.decode() for value in values]
 
 
