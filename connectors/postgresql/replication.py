@@ -106,7 +106,7 @@ class LogConnection:
                 raise
         self._connection = connection
         self._confirmed = self._received = self._passed = lsn
-        self._silent_s, self._has_asked = 0.0, False
+        self._silent_s, self._has_asked, self._gap = 0.0, False, None
         return system
 
     def receive(self, timeout_s: float) -> list[bytes]:
@@ -122,6 +122,8 @@ class LogConnection:
                 return self._received_by(connection, deadline)
             except errors.UndefinedObject as error:
                 raise self._lacking(str(error)) from error
+            except _LOST as error:
+                raise self._lost(error) from error
 
     def _received_by(self, connection: pq.abc.PGconn, deadline: float) -> list[bytes]:
         while True:
@@ -137,6 +139,10 @@ class LogConnection:
         """Of the server's warnings, the one of a publication that it has skipped."""
         if notice.error_field(pq.DiagnosticField.SQLSTATE) == _WARNING_OF_A_GAP:
             self._gap = pq.error_message(notice)
+
+    def _lost(self, error: errors.Error) -> DataLossError:
+        said = f"the slot {self._slot} of {shown(self._url)} cannot be read any more: {str(error).strip()}"
+        return DataLossError(f"{said}. Drop it, and take a new snapshot")
 
     def _lacking(self, said: str) -> DataLossError:
         return DataLossError(
@@ -209,7 +215,7 @@ class LogConnection:
             _query(connection, command)
         except _LOST as error:
             self._check_slot(connection, lsn)
-            raise DataLossError(f"the slot {self._slot} of {shown(self._url)} cannot be read any more: {error}") from error
+            raise self._lost(error) from error
         return system
 
     def _check_slot(self, connection: pq.abc.PGconn, lsn: int) -> None:
@@ -235,14 +241,14 @@ class LogConnection:
     def _buffered(self, connection: pq.abc.PGconn) -> list[bytes]:
         """The messages that are here, up to a bound; keepalives are answered."""
         found: list[bytes] = []
-        size = 0
+        size, heard = 0, False
         while size < RECEIVE_BYTES:
             length, data = connection.get_copy_data(1)
             if length == 0:
                 break
             if length < 0:
                 _ended(connection)
-            self._silent_s, self._has_asked = 0.0, False
+            heard = True
             if data[0] == _XLOG_DATA:
                 found.append(bytes(data))
                 size += length
@@ -253,6 +259,8 @@ class LogConnection:
                     self._send_status(connection, _NO_ANSWER)
             else:
                 raise CorruptDataError(f"the log of {shown(self._url)} has a message of the kind {data[0]} and {length} bytes")
+        if heard:
+            self._silent_s, self._has_asked = 0.0, False
         if found and len(found[-1]) >= _XLOG_HEADER.size:
             _, start, end, _ = _XLOG_HEADER.unpack_from(found[-1])
             self._received = max(self._received, start, end)
