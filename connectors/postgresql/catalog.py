@@ -462,8 +462,8 @@ def create_slot(connection: Connection, name: str) -> int:
 
 def advance_slot(connection: Connection, name: str, lsn: int) -> int:
     """Release the log before this LSN; return where the slot is now. None may be active on it."""
-    call = "pg_replication_slot_advance(%s, '0/0'::pg_lsn + %s::numeric)"
-    return _lsn(connection, call, "end_lsn", [check_slot_name(name), lsn])
+    call = "pg_replication_slot_advance(%s, %s::pg_lsn)"
+    return _lsn(connection, call, "end_lsn", [check_slot_name(name), f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"])
 
 
 def drop_slot(connection: Connection, name: str) -> None:

@@ -86,15 +86,13 @@ def test_types_are_resolved_down_to_what_they_are_made_of(server, schema, connec
     }
 
 
-def test_multiranges_and_ranges_of_users_are_resolved(server, schema, connection):
-    psql(
-        server.url,
-        f"CREATE TYPE {schema}.span AS RANGE (subtype = integer)",
-        f"CREATE TABLE {schema}.t (m int4multirange, s {schema}.span)",
-    )
-    many, span = table_of(connection, f"{schema}.t").columns
-    assert shape(many.type) == ("multirange", "int4multirange", ("range", "int4range", INTEGER))
-    assert shape(span.type) == ("range", f"{schema}.span", INTEGER)
+def test_ranges_of_users_and_multiranges_are_resolved(server, schema, connection):
+    psql(server.url, f"CREATE TYPE {schema}.span AS RANGE (subtype = integer)", f"CREATE TABLE {schema}.t (s {schema}.span)")
+    assert shape(table_of(connection, f"{schema}.t").columns[0].type) == ("range", f"{schema}.span", INTEGER)
+    if connection.info.server_version >= 140000:
+        psql(server.url, f"ALTER TABLE {schema}.t ADD COLUMN m int4multirange")
+        added = table_of(connection, f"{schema}.t").columns[1].type
+        assert shape(added) == ("multirange", "int4multirange", ("range", "int4range", INTEGER))
 
 
 @pytest.mark.parametrize(
@@ -191,6 +189,8 @@ def test_a_publication_of_all_tables_has_each_that_is_logged(server, schema, con
 
 
 def test_lists_of_columns_and_filters_of_rows_are_read(server, schema, connection):
+    if connection.info.server_version < 150000:
+        pytest.skip("publications have them from 15 on")
     psql(
         server.url,
         f"CREATE TABLE {schema}.t (a int PRIMARY KEY, b int, c int, g int GENERATED ALWAYS AS (a) STORED)",
