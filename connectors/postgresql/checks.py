@@ -348,8 +348,8 @@ def _of_retention(facts: Facts) -> Iterator[Finding]:
 
 
 def _of_standbys(facts: Facts) -> Iterator[Finding]:
-    """Whether the slot outlives a failover to one of those that have a slot here."""
-    standbys = [slot.name for slot in facts.slots if slot.plugin is None and slot.name != facts.wanted.slot]
+    """Whether the slot outlives a failover to one of those that read the log by a slot here."""
+    standbys = [slot.name for slot in facts.slots if slot.plugin is None and slot.is_active and slot.name != facts.wanted.slot]
     if not standbys:
         return
     named = ", ".join(standbys)
@@ -367,6 +367,7 @@ def _of_standbys(facts: Facts) -> Iterator[Finding]:
     if not facts.settings.get("synchronized_standby_slots"):
         what = f"changes may be delivered that no standby ({named}) has yet, and a failover takes them back"
         fix = (
+            "-- those of them that may be promoted: the source waits for each one\n"
             f"ALTER SYSTEM SET synchronized_standby_slots = {_literal(', '.join(standbys))};\n{_RELOAD}\n"
             "-- and on each standby\nALTER SYSTEM SET sync_replication_slots = on;\n"
             f"ALTER SYSTEM SET hot_standby_feedback = on;\n{_RELOAD}"

@@ -19,7 +19,7 @@ NO_IDENTITY = replace(TABLE, columns=(Column("id", INTEGER),))
 EVERYTHING = frozenset({"insert", "update", "delete", "truncate"})
 PUBLICATION = Publication("headrace", "owner", False, True, EVERYTHING, (PublishedTable(1, "public", "t"),))
 SLOT = Slot("headrace_a", "pgoutput", "d", None, 0, 0, "reserved", 1, 0, 0, False, False, True, False, None, 0.0)
-STANDBY = replace(SLOT, name="standby1", plugin=None, database=None, failover=False)
+STANDBY = replace(SLOT, name="standby1", plugin=None, database=None, active_pid=5, failover=False)
 SETTINGS = {
     "idle_replication_slot_timeout": "0",
     "max_replication_slots": "10",
