@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +15,9 @@ import pyarrow.compute as pc
 from headrace.connectors.postgresql.connection import connect, shown, translated
 from headrace.connectors.postgresql.pgoutput import Changes, Decoded, Decoder
 from headrace.connectors.postgresql.replication import LogConnection, System, lsn_text
-from headrace.connectors.postgresql.rows import TableRows
+from headrace.connectors.postgresql.rows import OneTableRows, TableRows
 from headrace.connectors.postgresql.seam import SeamFilter
-from headrace.connectors.postgresql.snapshot import Followed, chunks_of
+from headrace.connectors.postgresql.snapshot import chunks_of
 from headrace.connectors.postgresql.splits import ChangesSplit, Key, LogSplit, TableSeam
 from headrace.enumerator.errors import DataLossError
 from headrace.enumerator.source import SplitBatch
@@ -25,15 +27,15 @@ class LogReader:
     """Owned by one thread. Connects when it is first polled."""
 
     def __init__(
-        self, url: str, slot: str, publication: str, followed: Followed, split: LogSplit, transaction_bytes: int
+        self, url: str, slot: str, publication: str, rows: OneTableRows, split: LogSplit, transaction_bytes: int
     ) -> None:
         self._url = url
         self._log = LogConnection(url, slot, [publication])
         self._is_started = False
-        self._rows = TableRows(followed.table)
-        self._no_rows = pa.RecordBatch.from_pylist([], self._rows.schema)
+        self._rows = rows
         self._split = split
         self._to_skip = split.skip
+        self._open = 0
         self._decoder = Decoder(transaction_bytes=transaction_bytes)
         self._decoded: Iterator[Decoded] = iter(())
         self._connection: psycopg.Connection | None = None
@@ -44,11 +46,27 @@ class LogReader:
         if not self._is_started:
             self._check(self._log.start(self._split.position.lsn))
             self._is_started = True
+        until = time.monotonic() + timeout
+        decoded = self._next(timeout)
+        while decoded is not None and self._was_read(decoded):
+            decoded = self._next(max(0.0, until - time.monotonic()))
+        return self._passed_over() if decoded is None else self._delivered(decoded)
+
+    def _next(self, timeout: float) -> Decoded | None:
         decoded = next(self._decoded, None)
         if decoded is None:
             self._decoded = self._decoder.decode(self._log.receive(timeout))
             decoded = next(self._decoded, None)
-        return self._passed_over() if decoded is None else self._delivered(decoded)
+        return decoded
+
+    def _was_read(self, decoded: Decoded) -> bool:
+        """Whether it is of the transaction that the split is in, and before its place there."""
+        count = count_of(decoded)
+        if decoded.is_whole or count > self._to_skip:
+            return False
+        self._to_skip -= count
+        self._open += count
+        return True
 
     def confirm(self, lsn: int) -> None:
         """What is before this is durable: the server may forget it."""
@@ -76,55 +94,65 @@ class LogReader:
         if self._log.passed <= self._split.position.lsn or self._split.skip:
             return None
         self._split = self._split.at(self._log.passed)
-        return SplitBatch(self._split, self._no_rows)
+        return SplitBatch(self._split, self._rows.merged([]))
 
     def _delivered(self, decoded: Decoded) -> SplitBatch[ChangesSplit]:
-        ours = [changes for changes in decoded.changes if changes.relation.oid == self._rows.table.oid]
+        ours = [changes for changes in decoded.changes if changes.relation.oid in self._rows.tables]
         dropped, self._to_skip = self._to_skip, max(0, self._to_skip - count_of(decoded))
-        batches = [self._new_rows(changes, dropped) for changes in ours]
-        lsn = decoded.position or self._split.position.lsn
-        open_changes = 0 if decoded.is_whole else count_of_last_transaction(decoded)
-        before = self._split.skip if lsn == self._split.position.lsn else 0
-        self._split = self._split.at(lsn, before + open_changes if open_changes else 0)
+        records = self._rows.merged([(changes.relation.oid, *self._new_rows(changes, dropped)) for changes in ours])
+        before = self._split.position.lsn
+        lsn = max(decoded.position, before)
+        seam = None if self._seam is None else self._seam.seam
+        self._split = replace(self._split, seam=seam).at(lsn, self._read_of_open(decoded, has_moved=lsn > before))
         if self._split.seam is None:
             self._seam = None
-        records = pa.Table.from_batches(batches, self._rows.schema).combine_chunks().to_batches()
-        return SplitBatch(self._split, records[0] if records else self._no_rows)
+        return SplitBatch(self._split, records)
 
-    def _new_rows(self, changes: Changes, dropped: int) -> pa.RecordBatch:
-        """Those that were not read before, and that no chunk has."""
-        batch, places = self._rows.placed(changes)
+    def _read_of_open(self, decoded: Decoded, *, has_moved: bool) -> int:
+        """How many changes of the transaction that is under way were read, by this reader or before it."""
+        if decoded.is_whole:
+            self._open = 0
+            return 0
+        self._open = count_of_last_transaction(decoded) + (0 if has_moved else self._open)
+        return self._open if has_moved else max(self._open, self._split.skip)
+
+    def _new_rows(self, changes: Changes, dropped: int) -> tuple[pa.RecordBatch, pa.Int64Array]:
+        """Those that were not read before, and that no chunk has, with their places."""
+        rows = self._rows.tables[changes.relation.oid]
+        batch, places = rows.placed(changes)
         if dropped:
             kept = pc.greater_equal(places, dropped)
             batch, places = batch.filter(kept), places.filter(kept)
         if self._seam is None or not batch.num_rows:
-            return batch
+            return batch, places
         new: list[npt.NDArray[np.bool_]] = []
-        start = 0
+        start, name = 0, rows.table.full_name
         truncations = np.flatnonzero(np.asarray(pc.equal(batch.column("_op"), "truncate")))
         for end in [*map(int, truncations), batch.num_rows]:
-            new.append(self._is_new(changes, batch.slice(start, end - start), places.slice(start, end - start)))
+            new.append(self._is_new(rows, changes, batch.slice(start, end - start), places.slice(start, end - start)))
             if end < batch.num_rows:
-                new.append(np.array([self._seam.truncated(self._rows.table.full_name, batch.column("_xid")[end].as_py())]))
+                new.append(np.array([self._seam.truncated(name, batch.column("_xid")[end].as_py())]))
             start = end + 1
-        return batch.filter(pa.array(np.concatenate(new)))
+        kept = pa.array(np.concatenate(new))
+        return batch.filter(kept), places.filter(kept)
 
-    def _is_new(self, changes: Changes, batch: pa.RecordBatch, places: pa.Int64Array) -> npt.NDArray[np.bool_]:
+    def _is_new(self, rows: TableRows, changes: Changes, batch: pa.RecordBatch, places: pa.Int64Array) -> npt.NDArray[np.bool_]:
         assert self._seam is not None
-        key = dict(self._seam.seam.tables).get(self._rows.table.full_name)
+        seam = dict(self._seam.seam.tables).get(rows.table.full_name)
 
         def keys(numbers: npt.NDArray[np.int64]) -> Sequence[Key]:
-            assert key is not None
+            assert seam is not None
             chosen = pa.array(numbers)
-            return key_texts(changes, key.key, places.take(chosen), batch.column("_op").take(chosen))
+            return key_texts(changes, seam.key, places.take(chosen), batch.column("_op").take(chosen))
 
-        return self._seam.is_new(self._rows.table.full_name, batch.column("_xid").to_numpy(), keys)
+        return self._seam.is_new(rows.table.full_name, batch.column("_xid").to_numpy(), keys)
 
     def _chunks_of(self, table: str, seam: TableSeam, keys: Sequence[Key]) -> Sequence[int]:
+        (rows,) = (rows for rows in self._rows.tables.values() if rows.table.full_name == table)
         with translated(self._url, f"asking for the order of the keys of {table}"):
             if self._connection is None:
                 self._connection = connect(self._url)
-            return chunks_of(self._connection, self._rows.table, seam, keys)
+            return chunks_of(self._connection, rows.table, seam, keys)
 
 
 def count_of(decoded: Decoded) -> int:

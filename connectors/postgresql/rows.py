@@ -7,7 +7,7 @@ one: what the log leaves out of that insert (`_unchanged`) is in the row of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -118,32 +118,45 @@ class TableRows:
         return pa.record_batch([operations, lsns, xids, times, tables, unchanged, before, *values], self.schema)
 
 
-class SeveralTablesRows:
-    """Rows of several tables. Each has a column, named as the table, with its columns; the same in `_before`."""
+class OneTableRows:
+    """Rows of the only table of a source: its columns are those of the rows."""
 
-    def __init__(self, tables: Sequence[TableRows]) -> None:
-        self._tables = {rows.table.oid: rows for rows in tables}
-        structs = [pa.field(rows.table.full_name, rows.values) for rows in tables]
-        self.schema: pa.Schema = pa.schema([*_SYSTEM, pa.field(_BEFORE, pa.struct(structs)), *structs])
+    def __init__(self, rows: TableRows) -> None:
+        self.tables: Mapping[int, TableRows] = {rows.table.oid: rows}
+        self.schema: pa.Schema = rows.schema
 
     def changes(self, changes: Sequence[Changes]) -> pa.RecordBatch:
         """Rows of the changes of these tables, in the log's order, without those of others. Raises as `TableRows` does."""
-        parts = [(self._tables[part.relation.oid], part) for part in changes if part.relation.oid in self._tables]
-        placed = [(rows, *rows.placed(part)) for rows, part in parts]
-        if not placed:
-            return pa.record_batch([pa.array([], field.type) for field in self.schema], self.schema)
-        batch = pa.Table.from_batches([self._widened(rows, batch) for rows, batch, _ in placed], self.schema)
-        if len(placed) > 1:
-            batch = batch.take(pc.sort_indices(pa.chunked_array([places for _, _, places in placed])))
-        return batch.combine_chunks().to_batches()[0]
+        ours = [part for part in changes if part.relation.oid in self.tables]
+        return self.merged([(part.relation.oid, *self.tables[part.relation.oid].placed(part)) for part in ours])
+
+    def merged(self, parts: Sequence[tuple[int, pa.RecordBatch, pa.Int64Array]]) -> pa.RecordBatch:
+        """The rows of tables, by their oids, in the order of the places among all changes that `TableRows.placed` gives."""
+        batch = pa.Table.from_batches([self.widened(oid, batch) for oid, batch, _ in parts], self.schema)
+        if len(parts) > 1:
+            batch = batch.take(pc.sort_indices(pa.chunked_array([places for _, _, places in parts])))
+        (*batches,) = batch.combine_chunks().to_batches()
+        return batches[0] if batches else pa.record_batch([pa.array([], field.type) for field in self.schema], self.schema)
 
     def snapshot(self, oid: int, texts: Sequence[pa.LargeStringArray], lsn: int) -> pa.RecordBatch:
         """As that of `TableRows`, of the table with this oid."""
-        rows = self._tables[oid]
-        return self._widened(rows, rows.snapshot(texts, lsn))
+        return self.widened(oid, self.tables[oid].snapshot(texts, lsn))
 
-    def _widened(self, rows: TableRows, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of one table as those of all."""
+    def widened(self, oid: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of a table as those of all."""
+        return batch
+
+
+class SeveralTablesRows(OneTableRows):
+    """Rows of several tables. Each has a column, named as the table, with its columns; the same in `_before`."""
+
+    def __init__(self, tables: Sequence[TableRows]) -> None:
+        self.tables = {rows.table.oid: rows for rows in tables}
+        structs = [pa.field(rows.table.full_name, rows.values) for rows in tables]
+        self.schema = pa.schema([*_SYSTEM, pa.field(_BEFORE, pa.struct(structs)), *structs])
+
+    def widened(self, oid: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows = self.tables[oid]
         count, first = batch.num_rows, len(_SYSTEM)
         own = pa.StructArray.from_arrays(batch.columns[first + 1 :], fields=list(rows.values))
         before_field = self.schema.field(_BEFORE)
@@ -158,6 +171,28 @@ class SeveralTablesRows:
             for field in list(self.schema)[first + 1 :]
         ]
         return pa.record_batch([*batch.columns[:first], before, *structs], self.schema)
+
+
+def rows_of(tables: Sequence[Table]) -> OneTableRows:
+    """Of the tables of a source."""
+    rows = [TableRows(table) for table in tables]
+    return OneTableRows(rows[0]) if len(rows) == 1 else SeveralTablesRows(rows)
+
+
+def table_rows(batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
+    """The rows of one table (`schema.name`) of a batch of several: the columns about the change, then the table's.
+
+    `_before` is that of the table. Raises UsageError for a batch that does not have the table.
+    """
+    if table not in batch.schema.names or "_table" not in batch.schema.names:
+        raise UsageError(f"the batch has no rows of the table {table!r}: its columns are {', '.join(batch.schema.names)}")
+    own = batch.filter(pc.equal(batch.column("_table"), table))
+    columns = {name: own.column(name) for name in own.schema.names if name in METADATA}
+    if _BEFORE in columns:
+        columns[_BEFORE] = pc.struct_field(columns[_BEFORE], [table])
+    values = own.column(table)
+    columns |= {field.name: pc.struct_field(values, [place]) for place, field in enumerate(values.type)}
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def difference_of(table: Table, relation: Relation) -> str | None:

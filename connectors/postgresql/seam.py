@@ -75,8 +75,8 @@ class SeamFilter:
         different, places = np.unique(np.asarray(xids, np.int64), return_inverse=True)
         full = [full_xid(int(xid), visible[0].xmax) for xid in different]
         by_all, by_some = min(each.xmin for each in visible), max(each.xmax for each in visible)
-        new = np.array([xid >= by_some for xid in full])[places]
-        unsure = np.flatnonzero(np.array([by_all <= xid < by_some for xid in full])[places])
+        new = np.array([xid >= by_some for xid in full], bool)[places]
+        unsure = np.flatnonzero(np.array([by_all <= xid < by_some for xid in full], bool)[places])
         if len(unsure):
             chunks = self._chunk_of(table, dict(self.seam.tables)[table], keys(unsure))
             for number, chunk in zip(unsure, chunks, strict=True):

@@ -29,10 +29,10 @@ class Followed:
     is_partitioned: bool
 
 
-def made_anew(followed: Followed) -> DataLossError:
+def made_anew(table: str) -> DataLossError:
     """The error for a table that was dropped."""
     return DataLossError(
-        f"table {followed.table.full_name} was dropped and made anew while its rows were to be read: start again without a "
+        f"table {table} was dropped and made anew while its rows were to be read: start again without a "
         "checkpoint and with a new slot"
     )
 
@@ -86,7 +86,7 @@ def read_chunk(
             "SELECT pg_current_snapshot()::text, to_regclass(%s)::oid::bigint", [f'"{table.schema}"."{table.name}"']
         ).fetchone() or ("", 0)
         if oid != table.oid:
-            raise made_anew(followed)
+            raise made_anew(table.full_name)
         with connection.cursor() as cursor:
             copied = sql.SQL("COPY ({}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)").format(rows)
             with cursor.copy(copied) as copy:

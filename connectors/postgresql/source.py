@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
@@ -22,7 +22,7 @@ from headrace.connectors.postgresql import catalog
 from headrace.connectors.postgresql.connection import connect, shown, translated
 from headrace.connectors.postgresql.log_reader import LogReader
 from headrace.connectors.postgresql.pgoutput import TRANSACTION_BYTES
-from headrace.connectors.postgresql.rows import METADATA, TableRows
+from headrace.connectors.postgresql.rows import METADATA, OneTableRows, rows_of
 from headrace.connectors.postgresql.snapshot import Followed, chunk_key, lower_bounds, made_anew, read_chunk
 from headrace.connectors.postgresql.splits import (
     ChangesSplit,
@@ -61,17 +61,21 @@ class ChangesSource(Source[ChangesSplit]):
     """The rows of PostgreSQL's tables, then each change of them, in the order of commits. PostgreSQL 13 or newer.
 
     - `url`: `postgresql://user@host/database`, with libpq's parameters (`sslmode`, `sslrootcert`, ...).
-    - `table`: `schema.table`, or a name in the schema `public`.
-    - `publication`: it must have the table (`CREATE PUBLICATION ... FOR TABLE ...`).
+    - `tables`: `schema.table` each, or names in the schema `public`; `*` is any text. Those that the publication has are read.
+    - `publication`: it must have them (`CREATE PUBLICATION ... FOR TABLE ...`).
     - `slot`: the name of the logical slot, which starts with `headrace_`. It is made at the first start, and is this job's own:
       it keeps the log until a checkpoint has read it. Drop it when the job is gone (`headrace postgresql slots`).
-    - `snapshot`: `initial` reads the table's rows first, `only` nothing else, `never` changes alone, from the first start.
+    - `snapshot`: `initial` reads the tables' rows first, `only` nothing else, `never` changes alone, from the first start.
     - `chunk_rows`: rows of the snapshot that are read, and held in memory, at a time (default 50,000).
 
     - `metadata`: columns about the change, ahead of the table's. `_op`: snapshot, insert, update, delete or truncate. `_lsn`
       orders the changes of a key. `_xid`: of the transaction. `_committed_at`, `_table`. `_before`: the row before, with
       REPLICA IDENTITY FULL. `_unchanged`: names of columns whose large values the log leaves out; they are null. Without it
-      such a change is an error, as null would be written. REPLICA IDENTITY FULL has the values. Default: `_op`, `_lsn`.
+      such a change is an error, as null would be written. REPLICA IDENTITY FULL has the values. Default: `_op`, `_lsn`, and of
+      several tables `_table`.
+
+    The columns of one table are the others. Of several tables each has a column, named as the table, with a struct of its
+    columns, which is null in other tables' rows: `table_rows` gives those of one.
 
     A position is the LSN of a commit: a transaction is delivered as a whole, unless its messages have more than
     `max_transaction_bytes` (default 256 MiB).
@@ -86,12 +90,12 @@ class ChangesSource(Source[ChangesSplit]):
         self,
         url: str,
         *,
-        table: str,
+        tables: Sequence[str],
         publication: str,
         slot: str,
         snapshot: Snapshot = "initial",
         chunk_rows: int = 50_000,
-        metadata: Sequence[str] = ("_op", "_lsn"),
+        metadata: Sequence[str] | None = None,
         max_transaction_bytes: int = TRANSACTION_BYTES,
     ) -> None:
         """Raises UsageError as the class says."""
@@ -102,26 +106,38 @@ class ChangesSource(Source[ChangesSplit]):
             if type(number) is not int or number < 1:
                 raise UsageError(f"{what} must be a whole number from 1, not {number!r}")
         self.url, self.publication, self.slot = url, publication, catalog.check_slot_name(slot)
-        self.table = catalog.TablePattern.parse(table)
+        if isinstance(tables, str) or not tables:
+            raise UsageError(f"tables is a list of names, and not {tables!r}")
+        self.tables = tuple(map(catalog.TablePattern.parse, tables))
         self.snapshot, self.chunk_rows, self.max_transaction_bytes = snapshot, chunk_rows, max_transaction_bytes
-        self.metadata = tuple(metadata)
-        if unknown := [name for name in self.metadata if name not in METADATA]:
+        self._metadata = None if metadata is None else tuple(metadata)
+        if unknown := [name for name in self._metadata or () if name not in METADATA]:
             raise UsageError(f"metadata is some of {', '.join(METADATA)}, and not {unknown[0]!r}")
-        self._followed: Followed | None = None
+        self._followed: tuple[Followed, ...] | None = None
 
     @property
     def schema(self) -> pa.Schema:
         """Of the batches. Asks the server at the first use; a copy by pickle then has it, too. Raises as `followed` does."""
-        rows = TableRows(self.followed.table)
-        return pa.schema([*(rows.schema.field(name) for name in self.metadata), *rows.values])
+        whole = self.rows().schema
+        return pa.schema([*map(whole.field, self.metadata), *(field for field in whole if field.name not in METADATA)])
 
     @property
-    def followed(self) -> Followed:
-        """The table as the publication has it. Raises UsageError where it has none of this name."""
+    def metadata(self) -> tuple[str, ...]:
+        """The columns about the change. Raises as `followed` does."""
+        several = ("_table",) if self._metadata is None and len(self.followed) > 1 else ()
+        return (*(("_op", "_lsn") if self._metadata is None else self._metadata), *several)
+
+    @property
+    def followed(self) -> tuple[Followed, ...]:
+        """The tables as the publication has them. Raises UsageError where it lacks one that is named."""
         if self._followed is None:
             with translated(self.url, "reading the catalog"), connect(self.url) as connection:
-                self._followed = _find(connection, self.publication, self.table)
+                self._followed = find_followed(connection, self.publication, self.tables)
         return self._followed
+
+    def rows(self) -> OneTableRows:
+        """What makes rows of the tables, with all columns about changes."""
+        return rows_of([followed.table for followed in self.followed])
 
     @property
     def boundedness(self) -> Boundedness:
@@ -147,18 +163,26 @@ class ChangesSource(Source[ChangesSplit]):
         return ChangesReader(self)
 
 
-def _find(connection: psycopg.Connection, name: str, pattern: catalog.TablePattern) -> Followed:
+def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[catalog.TablePattern]) -> tuple[Followed, ...]:
+    """The tables of a publication that a pattern names, in the order of their names. Raises UsageError for what it lacks."""
     publication = catalog.read_publication(connection, name)
     if publication is None:
-        raise UsageError(f"there is no publication {name!r}: CREATE PUBLICATION {name} FOR TABLE {pattern.text}")
-    found = [table for table in publication.tables if pattern.matches(table.schema, table.name)]
-    if len(found) != 1:
-        what = ", ".join(f"{table.schema}.{table.name}" for table in found) or "none"
-        raise UsageError(f"publication {name!r} must have one table {pattern.text}, and has {what}")
-    (published,) = found
-    kinds = {each.oid: each.kind for each in catalog.find_relations(connection, [pattern])}
-    table = catalog.read_tables(connection, [published.oid], publication.columns())[published.oid]
-    return Followed(table, published.row_filter, kinds.get(published.oid) == "p")
+        wanted = ", ".join(pattern.text for pattern in patterns)
+        raise UsageError(f"there is no publication {name!r}: CREATE PUBLICATION {name} FOR TABLE {wanted}")
+    for pattern in patterns:
+        if not any(pattern.matches(table.schema, table.name) for table in publication.tables):
+            raise UsageError(
+                f"publication {name!r} has no table {pattern.text}: ALTER PUBLICATION {name} ADD TABLE {pattern.text}"
+            )
+    published = {
+        table.oid: table
+        for table in publication.tables
+        if any(pattern.matches(table.schema, table.name) for pattern in patterns)
+    }
+    kinds = {each.oid: each.kind for each in catalog.find_relations(connection, patterns)}
+    tables = catalog.read_tables(connection, published, publication.columns())
+    found = (Followed(tables[oid], each.row_filter, kinds.get(oid) == "p") for oid, each in published.items())
+    return tuple(sorted(found, key=lambda each: each.table.full_name))
 
 
 class ChangesDiscovery(StagedDiscovery[ChangesSplit]):
@@ -193,13 +217,7 @@ class _Chunks(SplitDiscovery[ChangesSplit]):
         source = self._source
         with translated(source.url, "starting a snapshot"), connect(source.url) as connection:
             place, floor = slot_place(connection, source.slot)
-            key = chunk_key(source.followed.table)
-            bounds: list[Key | None] = [None, *lower_bounds(connection, source.followed, key, source.chunk_rows), None]
-        name, oid = source.followed.table.full_name, source.followed.table.oid
-        added = [
-            ChunkSplit(0, name, oid, number, key, lower, upper, place, floor)
-            for number, (lower, upper) in enumerate(pairwise(bounds))
-        ]
+            added = [chunk for each in source.followed for chunk in _cut(connection, each, source.chunk_rows, place, floor)]
         is_last = source.snapshot == "only"
         stage = Stage(0, _SNAPSHOT, None, in_pieces=True, is_found=not is_last, needs_ends=not is_last)
         return DiscoveryResult(added, complete=is_last, stage=stage)
@@ -209,6 +227,13 @@ class _Chunks(SplitDiscovery[ChangesSplit]):
         is_last = self._source.snapshot == "only"
         stage = Stage(0, _SNAPSHOT, None, in_pieces=True, is_found=not is_last, needs_ends=not is_last)
         return DiscoveryResult((), complete=is_last, stage=stage)
+
+
+def _cut(connection: psycopg.Connection, followed: Followed, rows: int, place: Origin, floor: int) -> Iterator[ChunkSplit]:
+    table, key = followed.table, chunk_key(followed.table)
+    bounds: list[Key | None] = [None, *lower_bounds(connection, followed, key, rows), None]
+    for number, (lower, upper) in enumerate(pairwise(bounds)):
+        yield ChunkSplit(0, table.full_name, table.oid, number, key, lower, upper, place, floor)
 
 
 class _Log(SplitDiscovery[ChangesSplit]):
@@ -261,7 +286,7 @@ class ChangesReader(SourceReader[ChangesSplit]):
     def __init__(self, source: ChangesSource) -> None:
         self._source = source
         self._schema = source.schema
-        self._rows = TableRows(source.followed.table)
+        self._rows = source.rows()
         self._chunks: deque[ChunkSplit] = deque()
         self._log: LogReader | None = None
 
@@ -271,9 +296,8 @@ class ChangesReader(SourceReader[ChangesSplit]):
                 self._chunks.append(split)
             else:
                 source = self._source
-                self._log = LogReader(
-                    source.url, source.slot, source.publication, source.followed, split, source.max_transaction_bytes
-                )
+                place = source.url, source.slot, source.publication
+                self._log = LogReader(*place, self._rows, split, source.max_transaction_bytes)
 
     def poll(self, timeout: float) -> SplitBatch[ChangesSplit] | None:
         """A whole chunk, or transactions of the log."""
@@ -296,24 +320,26 @@ class ChangesReader(SourceReader[ChangesSplit]):
             self._log.close()
 
     def _read_chunk(self) -> SplitBatch[ChangesSplit]:
-        chunk, followed = self._chunks[0], self._source.followed
-        if chunk.oid != followed.table.oid:
-            raise made_anew(followed)
+        chunk = self._chunks[0]
+        followed = next((each for each in self._source.followed if each.table.oid == chunk.oid), None)
+        if followed is None:
+            raise made_anew(chunk.table)
         with translated(self._source.url, f"reading {chunk.table}"), connect(self._source.url) as connection:
             texts, seen = read_chunk(connection, followed, chunk.key, chunk.lower, chunk.upper)
-        rows = self._rows.snapshot(texts, chunk.floor)
+        rows = self._rows.snapshot(chunk.oid, texts, chunk.floor)
         self._chunks.popleft()
         return SplitBatch(replace(chunk, seen=seen), self._chosen(rows), finished=True)
 
     def _chosen(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of the source's schema. Raises UsageError for a value that the log leaves out, if null would hide that."""
+        """The columns of the source's schema. Raises UsageError for a value that the log leaves out, if null hides that."""
         if "_unchanged" not in self._source.metadata:
             left_out = pc.list_flatten(rows.column("_unchanged"))
             if len(left_out):
-                table = self._rows.table.full_name
+                (place, *_) = pc.list_parent_indices(rows.column("_unchanged"))
+                table = rows.column("_table")[place.as_py()].as_py()
                 raise UsageError(
-                    f"a change of {table} leaves out the value of {left_out[0].as_py()!r}, which is large and the same as before. "
-                    f"Have all values in the log: ALTER TABLE {table} REPLICA IDENTITY FULL. Or take `_unchanged` into metadata, "
+                    f"a change of {table} leaves out the value of {left_out[0].as_py()!r}, which is large and as before. Have "
+                    f"all values in the log: ALTER TABLE {table} REPLICA IDENTITY FULL. Or take `_unchanged` into metadata, "
                     "and keep the old value where it names a column"
                 )
         return rows.select(self._schema.names)

@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from headrace.connectors.postgresql.source import ChangesSource
 from headrace.enumerator import EmbeddedRun
+from headrace.postgresql import ChangesSource, table_rows
 from headrace.testing.servers.databases import Database
 from tests.helpers.databases import psql
 
@@ -131,7 +131,7 @@ def url(server: Database) -> Iterator[str]:
 
 
 def source_of(url: str, **options: Any) -> ChangesSource:
-    return ChangesSource(url, table=TABLE, publication="orders", slot=SLOT, **options)
+    return ChangesSource(url, tables=[TABLE], publication="orders", slot=SLOT, **options)
 
 
 def table_of(url: str) -> dict[tuple[int, str], str]:
@@ -187,3 +187,68 @@ def test_a_restore_continues_where_the_checkpoint_was(url: str) -> None:
                     copy.rows = kept
     with EmbeddedRun(source_of(url, chunk_rows=100), clock=time.monotonic, checkpoint=state) as run:
         read_until(run, copy, url)
+
+
+@pytest.mark.timeout(120)
+def test_a_restore_behind_a_truncation_at_the_seam_repeats_what_follows_it(url: str) -> None:
+    """A chunk that was read behind the truncation has the rows that came then; the log has them again, after it."""
+    copy, state = Copy(), None
+    with EmbeddedRun(source_of(url, chunk_rows=1000), clock=time.monotonic) as run:
+        while copy.seen < 2000:
+            batch = run.poll(0.2)
+            if batch is not None:
+                copy.apply(batch.records)
+        psql(url, "TRUNCATE public.orders", "INSERT INTO public.orders VALUES (2999, 'p2', 'first')")
+        while "truncated" not in copy.rows:
+            batch = run.poll(0.2)
+            if batch is not None:
+                copy.apply(batch.records)
+                if batch.records.num_rows and batch.records.column("_op")[0].as_py() == "truncate":
+                    break
+        state = run.checkpoint()
+    psql(url, "INSERT INTO public.orders VALUES (2998, 'p1', 'second')")
+    with EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
+        read_until(run, copy, url)
+
+
+@pytest.mark.timeout(120)
+def test_a_transaction_that_is_too_large_is_read_in_parts_and_continued_in_it(url: str) -> None:
+    moves, copy, state, parts = random.Random(8), Copy(), None, 0
+    with EmbeddedRun(source_of(url), clock=time.monotonic) as run:
+        read_until(run, copy, url)
+        state = run.checkpoint()
+        run.checkpoint_completed()
+    psql(url, "INSERT INTO public.orders SELECT n, 'p', 'large' FROM generate_series(10000, 13999) AS n")
+    while len(copy.rows) < 7000:
+        with EmbeddedRun(source_of(url, max_transaction_bytes=10_000), clock=time.monotonic, checkpoint=state) as run:
+            for _ in range(moves.randrange(1, 12)):
+                batch = run.poll(0.5)
+                if batch is not None:
+                    copy.apply(batch.records)
+            state = run.checkpoint()
+            parts += b'"skip":0' not in state
+    assert parts > 1
+    assert copy.rows == table_of(url)
+
+
+@pytest.mark.timeout(120)
+def test_several_tables_are_read_by_one_slot(url: str) -> None:
+    psql(url, "CREATE TABLE public.lines (line text PRIMARY KEY, number int)")
+    psql(url, "ALTER PUBLICATION orders ADD TABLE public.lines", "INSERT INTO public.lines VALUES ('a', 1), ('b', 2)")
+    source = ChangesSource(url, tables=["orders", "lines"], publication="orders", slot=SLOT)
+    orders, lines, state = Copy(), list[tuple[str, str, int | None]](), None
+    for more in (2, 4):
+        with EmbeddedRun(source, clock=time.monotonic, checkpoint=state) as run:
+            psql(url, "UPDATE public.orders SET value = 'x' WHERE id = 1", "UPDATE public.lines SET number = number + 1")
+            wanted, until = table_of(url), time.monotonic() + 60.0
+            while (orders.rows != wanted or len(lines) < more) and time.monotonic() < until:
+                batch = run.poll(0.2)
+                if batch is not None and batch.records.num_rows:
+                    orders.apply(table_rows(batch.records, "public.orders"))
+                    rows = table_rows(batch.records, "public.lines").to_pylist()
+                    lines += [(row["_op"], row["line"], row["number"]) for row in rows]
+            assert orders.rows == wanted
+            state = run.checkpoint()
+            run.checkpoint_completed()
+    assert sorted(lines) == [("snapshot", "a", 2), ("snapshot", "b", 3), ("update", "a", 3), ("update", "b", 4)]
+    psql(url, "DROP TABLE public.lines")

@@ -70,6 +70,10 @@ def test_keys_are_asked_for_where_chunks_disagree_only() -> None:
     assert SeamFilter(seam("10:12:10", "12:12:"), asked).is_new(ORDERS, [9, 12], none).tolist() == [False, True]
 
 
+def test_no_changes_are_none() -> None:
+    assert SeamFilter(seam("10:12:10"), asked).is_new(ORDERS, [], keys()).tolist() == []
+
+
 def test_a_table_that_has_no_chunks_has_only_new_changes() -> None:
     assert SeamFilter(seam("10:12:10"), asked).is_new("public.other", [1, 99], keys()).tolist() == [True, True]
 
