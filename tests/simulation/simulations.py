@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.simulation import checkpoints
-from tests.simulation.bugs import commits, core, fetches, lease, pieces, run, spark, splits, stages, standby
+from tests.simulation.bugs import changes, commits, core, fetches, lease, pieces, run, spark, splits, stages, standby
 from tests.simulation.bugs.injecting import Injected
+from tests.simulation.changes import CHANGES
 from tests.simulation.commit import COMMITS
 from tests.simulation.core import CORE
 from tests.simulation.fetch import FETCH
@@ -42,9 +43,13 @@ SIMULATIONS = (
         "lost while persisting": 225, "reported": 1500, "not reported": 40, "reported again": 200, "ReportDiscoveryFailure": 15,
     }),
     Searched(STAGED, 500, stages.INJECTED, {
-        "switch to 1": 350, "switch to 2": 300, "switch failed": 20, "switch with ends": 60, "restored in stage 0": 500, "restored in stage 1": 100,
-        "restored in stage 2": 70, "crash in SWITCHING": 100, "crash in STAGE_FOUND": 60, "crash in SWITCH_PAUSED": 4,
-        "reader lost": 900, "lost while persisting": 225, "reported again": 150, "rewind": 100,
+        "switch to 1": 350, "switch to 2": 300, "switch failed": 20, "switch with ends": 60, "restored in stage 0": 500,
+        "restored in stage 1": 100, "restored in stage 2": 70, "crash in SWITCHING": 100, "crash in STAGE_FOUND": 60,
+        "crash in SWITCH_PAUSED": 4, "reader lost": 900, "lost while persisting": 225, "reported again": 150, "rewind": 100,
+    }),
+    Searched(CHANGES, 500, changes.INJECTED, {
+        "chunk": 1900, "in a chunk": 700, "crash in the snapshot": 600, "switch": 300, "out of order": 200, "moved": 200,
+        "truncate": 35, "crash in the log": 15,
     }),
     Searched(COMMITS, 500, commits.ALL, {
         "commit completed": 1050, "restart": 700, "Copy": 35, "fenced": 25, "fenced, and asks again": 60, "superseded": 40,

@@ -1,0 +1,271 @@
+"""A database's table that is read in chunks, then by its log, while transactions write it; and a job that crashes.
+
+Run for real: the chunks, the seam between them and the log, and positions, as they are stored. Played: a database whose
+commits are in the log before others see them, and become visible in another order; its slot; a strict copy of the table.
+
+What must be true: a row of a chunk, or an insert, is of a key that the copy does not have, any other change of one that it has.
+In the end the copy is the table. The slot never moves past what a checkpoint has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from headrace.connectors.postgresql.seam import SeamFilter
+from headrace.connectors.postgresql.splits import (
+    ChangesSplitSerializer,
+    ChunkSplit,
+    Key,
+    LogSplit,
+    Origin,
+    Seen,
+    TableSeam,
+    seam_of,
+)
+from tests.simulation.search import Adversary
+
+TABLE = "public.t"
+KEYS = 24
+FIRST_XID = (1 << 32) - 9
+"""So that the log's 32 bits wrap around."""
+TRUNCATE = -1
+
+Change = tuple[str, int, int]
+"""What happens, to which key, and the value."""
+
+
+@dataclass(eq=False)
+class Writer:
+    """A transaction: `committed` once the log has it, `visible` once others see it and its locks are gone."""
+
+    xid: int
+    changes: list[Change] = field(default_factory=list)
+    is_committed: bool = False
+
+
+class Database:
+    """Locks are on keys, or on the table (TRUNCATE)."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, int] = {key: -key for key in range(0, KEYS, 2)}
+        self.next_xid = FIRST_XID
+        self.writers: list[Writer] = []
+        self.log: list[tuple[int, int, tuple[Change, ...]]] = []
+        self.slot = 0
+
+    @property
+    def end(self) -> int:
+        return len(self.log) + 1
+
+    def snapshot(self) -> str:
+        running = sorted(writer.xid for writer in self.writers)
+        return f"{running[0] if running else self.next_xid}:{self.next_xid}:{','.join(map(str, running))}"
+
+    def locked(self, mine: Writer) -> set[int]:
+        return {key for writer in self.writers if writer is not mine for _, key, _ in writer.changes}
+
+    def seen_by(self, writer: Writer) -> dict[int, int]:
+        """The rows with the transaction's own changes."""
+        rows = dict(self.rows)
+        for change in writer.changes:
+            apply(rows, change)
+        return rows
+
+
+def apply(rows: dict[int, int], change: Change) -> None:
+    what, key, value = change
+    if what == "truncate":
+        rows.clear()
+    elif what == "delete":
+        del rows[key]
+    else:
+        rows[key] = value
+
+
+class ChangesSimulation:
+    """One history. `chunk`: how many keys a chunk has."""
+
+    def __init__(self, chunk: int) -> None:
+        self.happened: Counter[str] = Counter()
+        self.database = Database()
+        size = 2 + chunk % 9
+        bounds: list[Key | None] = [None, *((f"{key}",) for key in range(size, KEYS, size)), None]
+        place = Origin("1", 1, 1)
+        self.chunks = [
+            ChunkSplit(0, TABLE, 7, number, ("id",), lower, upper, place, 0)
+            for number, (lower, upper) in enumerate(pairwise(bounds))
+        ]
+        self.log: LogSplit | None = None
+        self.copy: dict[int, int] = {}
+        self.durable = self.state(), dict(self.copy)
+
+    # --- the database -------------------------------------------------------------------------------------------------
+
+    def begin(self, chance: int) -> None:
+        if len(self.database.writers) < 1 + chance % 5:
+            self.database.writers.append(Writer(self.database.next_xid))
+            self.database.next_xid += 1
+
+    def write(self, which: int, key: int, what: int, other: int) -> None:
+        """An insert, update, delete, or a key that moves."""
+        open_ones = [writer for writer in self.database.writers if not writer.is_committed]
+        if not open_ones:
+            return
+        writer = open_ones[which % len(open_ones)]
+        locked, rows = self.database.locked(writer), self.database.seen_by(writer)
+        key, other, value = key % KEYS, other % KEYS, 1000 + writer.xid * 100 + len(writer.changes)
+        if TRUNCATE in locked or key in locked or (what % 4 == 3 and other in locked):
+            return
+        match what % 4:
+            case 0 if key not in rows:
+                writer.changes.append(("insert", key, value))
+            case 1 if key in rows:
+                writer.changes.append(("update", key, value))
+            case 2 if key in rows:
+                writer.changes.append(("delete", key, 0))
+            case 3 if key in rows and other not in rows:
+                writer.changes += [("delete", key, 0), ("insert", other, rows[key])]
+                self.happened["moved"] += 1
+
+    def truncate(self, which: int, chance: int) -> None:
+        """It waits for all who write the table."""
+        open_ones = [writer for writer in self.database.writers if not writer.is_committed]
+        if chance % 6 or not open_ones:
+            return
+        writer = open_ones[which % len(open_ones)]
+        if not self.database.locked(writer):
+            writer.changes.append(("truncate", TRUNCATE, 0))
+            self.happened["truncate"] += 1
+
+    def commit(self, which: int) -> None:
+        """The log has it; others do not see it yet."""
+        open_ones = [writer for writer in self.database.writers if not writer.is_committed]
+        if open_ones:
+            writer = open_ones[which % len(open_ones)]
+            writer.is_committed = True
+            self.database.log.append((self.database.end, writer.xid, tuple(writer.changes)))
+
+    def become_visible(self, which: int) -> None:
+        committed = [writer for writer in self.database.writers if writer.is_committed]
+        if committed:
+            writer = committed[which % len(committed)]
+            self.happened["out of order"] += which % len(committed) != 0
+            self.database.rows = self.database.seen_by(writer)
+            self.database.writers.remove(writer)
+
+    def roll_back(self, which: int) -> None:
+        open_ones = [writer for writer in self.database.writers if not writer.is_committed]
+        if open_ones:
+            self.database.writers.remove(open_ones[which % len(open_ones)])
+
+    # --- the job ------------------------------------------------------------------------------------------------------
+
+    def read_chunk(self, which: int) -> None:
+        waiting = [number for number, chunk in enumerate(self.chunks) if chunk.seen is None]
+        if not waiting or self.log is not None:
+            return
+        number = waiting[which % len(waiting)]
+        chunk = self.chunks[number]
+        for key, value in sorted(self.database.rows.items()):
+            if (chunk.lower is None or int(chunk.lower[0]) <= key) and (chunk.upper is None or key < int(chunk.upper[0])):
+                self.take(("snapshot", key, value))
+        self.chunks[number] = replace(chunk, seen=Seen(self.database.snapshot(), self.database.end))
+        self.happened["chunk"] += 1
+
+    def switch(self) -> None:
+        """When a checkpoint has all chunks as they were read."""
+        durable, _ = self.durable
+        if self.log is None and durable == self.state() and all(chunk.seen for chunk in self.chunks):
+            self.log = LogSplit(1, self.chunks[0].slot, seam=seam_of(self.chunks))
+            self.happened["switch"] += 1
+
+    def read_log(self, count: int) -> None:
+        """Some transactions."""
+        if self.log is None:
+            return
+        seam = None if self.log.seam is None else SeamFilter(self.log.seam, chunk_of)
+        for lsn, xid, changes in [each for each in self.database.log if each[0] >= self.log.position.lsn][: 1 + count % 4]:
+            for change in changes:
+                if self.is_new(seam, xid, change):
+                    self.take(change)
+            self.log = replace(self.log, seam=None if seam is None else seam.seam).at(lsn + 1)
+            seam = None if self.log.seam is None else seam
+
+    def is_new(self, seam: SeamFilter | None, xid: int, change: Change) -> bool:
+        what, key, _ = change
+        if seam is None:
+            return True
+        short = xid % (1 << 32)
+        if what == "truncate":
+            return seam.truncated(TABLE, short)
+        is_new = bool(seam.is_new(TABLE, [short], lambda numbers: [(f"{key}",) for _ in numbers])[0])
+        self.happened["in a chunk"] += not is_new
+        return is_new
+
+    def take(self, change: Change) -> None:
+        what, key, _ = change
+        if what != "truncate":
+            assert (key in self.copy) == (what in ("update", "delete")), f"{change}: the copy has {self.copy}"
+        apply(self.copy, change)
+
+    def checkpoint(self, chance: int) -> None:
+        """Stored; the slot moves after that, if there is time."""
+        self.durable = self.state(), dict(self.copy)
+        if self.log is not None and chance % 3:
+            self.database.slot = self.log.position.lsn
+
+    def crash(self) -> None:
+        serializer = ChangesSplitSerializer()
+        state, rows = self.durable
+        splits = [serializer.deserialize(1, each) for each in json.loads(state)]
+        self.chunks = [split for split in splits if isinstance(split, ChunkSplit)]
+        self.log = next((split for split in splits if isinstance(split, LogSplit)), None)
+        self.copy = dict(rows)
+        self.happened["crash in the log" if self.log else "crash in the snapshot"] += 1
+        if self.log is not None:
+            assert self.database.slot <= self.log.position.lsn, "the slot has moved past the checkpoint"
+
+    def state(self) -> str:
+        splits = [self.log] if self.log is not None else self.chunks
+        return json.dumps([ChangesSplitSerializer().serialize(split) for split in splits])
+
+    def check(self) -> None:
+        """Each change is checked when it is taken."""
+
+    def drain(self) -> None:
+        for number in range(len(self.database.writers)):
+            self.commit(number)
+        while self.database.writers:
+            self.become_visible(0)
+        while any(chunk.seen is None for chunk in self.chunks) and self.log is None:
+            self.read_chunk(0)
+        self.checkpoint(1)
+        self.switch()
+        assert self.log is not None, "no switch"
+        while self.log.position.lsn < self.database.end:
+            self.read_log(3)
+        assert self.copy == self.database.rows, f"{self.copy}, and the table has {self.database.rows}"
+
+
+def chunk_of(table: str, seam: TableSeam, keys: Sequence[Key]) -> Sequence[int]:
+    bounds = [int(bound) for (bound,) in seam.bounds]
+    return [int(np.searchsorted(bounds, int(key), side="right")) for (key,) in keys]
+
+
+_WRITES: Mapping[str, Any] = {"begin": 8, "write": 20, "commit": 6, "become_visible": 6, "roll_back": 1, "truncate": 2}
+CHANGES = Adversary(
+    "changes",
+    ChangesSimulation,
+    1,
+    (
+        {**_WRITES, "read_chunk": 5, "switch": 2, "read_log": 3, "checkpoint": 3, "crash": 1},
+        {**_WRITES, "read_chunk": 3, "switch": 4, "read_log": 2, "checkpoint": 4, "crash": 3},
+    ),
+)
