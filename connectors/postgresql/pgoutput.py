@@ -29,10 +29,10 @@ if cython.compiled:
     from cython.cimports.libc.string import memcpy, memset  # type: ignore[import-untyped]
 
 BATCH_BYTES = 8 << 20
-"""Default: after so many bytes of values a batch ends with its transaction."""
+"""Default, in bytes of messages: a batch that is larger ends with its transaction."""
 
 TRANSACTION_BYTES = 64 << 20
-"""Default: a transaction of more bytes of messages is given in parts."""
+"""Default, in bytes of messages: a transaction that is larger is given in parts."""
 
 Identity = Literal["default", "full", "index", "nothing"]
 _IDENTITIES: dict[int, Identity] = {ord("d"): "default", ord("f"): "full", ord("i"): "index", ord("n"): "nothing"}
@@ -325,8 +325,8 @@ class _Stream:
 class Decoder:
     """Decodes the log of one connection, from where it starts. Not thread-safe.
 
-    `spool` makes a file for each transaction that is streamed while it runs (version 2 of the protocol). Once more than
-    `batch_bytes` of messages are decoded, a batch ends with its transaction.
+    `spool` makes a file for each transaction that is streamed while it runs (version 2 of the protocol). A batch
+    of more than `batch_bytes` of messages ends with its transaction.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from headrace.connectors.postgresql.connection import parameters, shown, transla
 from headrace.enumerator.errors import CorruptDataError, DataLossError, RetriableError, UsageError
 
 RECEIVE_BYTES = 4 << 20
-"""About so many bytes of messages one call receives at most."""
+"""One call receives about this many bytes of messages at most."""
 COMMAND_S = 30.0
 """Seconds within which the server must answer a command."""
 SILENCE_S = 60.0

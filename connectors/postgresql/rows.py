@@ -36,7 +36,7 @@ METADATA = (*(field.name for field in _SYSTEM), _BEFORE)
 
 
 class TableRows:
-    """Rows of one table. Raises UsageError for a column that no Arrow type holds, or that is named as one of ours."""
+    """Rows of one table. Raises UsageError for a column that no Arrow type holds, or that is named as our columns."""
 
     def __init__(self, table: Table, out_of_range: OutOfRange = "error") -> None:
         self.table = table
@@ -215,7 +215,7 @@ def _key_columns(table: Table, relation: Relation) -> list[int]:
 
 
 class _Rows(NamedTuple):
-    """Which change each row is of, and where its values, and those before it, are: among the new rows, then the old ones.
+    """Which change each row is of, and where its values and the previous ones are: among the new rows, then the old ones.
 
     `changes` and `values` are None where there is a row for each of them, in their order.
     """

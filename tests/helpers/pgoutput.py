@@ -25,7 +25,7 @@ def text(name: str) -> bytes:
     return name.encode() + b"\0"
 
 
-def begin(xid: int = XID, time: int = 5, lsn: int = LSN) -> bytes:
+def start(xid: int = XID, time: int = 5, lsn: int = LSN) -> bytes:
     return xlog(b"B" + struct.pack(">qqI", LSN, time, xid), lsn)
 
 

@@ -6,12 +6,15 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from decimal import Decimal
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from headrace.connectors.postgresql import replication
 from headrace.connectors.postgresql.catalog import (
@@ -27,7 +30,7 @@ from headrace.connectors.postgresql.connection import connect
 from headrace.connectors.postgresql.pgoutput import Decoded, Decoder
 from headrace.connectors.postgresql.replication import LogConnection, lsn_number
 from headrace.connectors.postgresql.rows import TableRows
-from headrace.connectors.postgresql.types import Table, arrow_array
+from headrace.connectors.postgresql.types import Column, PgType, Table, arrow_array, numeric_modifier
 from headrace.enumerator.errors import AuthenticationError, DataLossError, RetriableError, UsageError
 from tests.helpers.databases import psql
 
@@ -221,6 +224,54 @@ COMPARED = {
 }  # fmt: skip
 
 
+_DECIMALS = st.integers(1 - 10**60, 10**60 - 1).map(lambda number: Decimal(f"{number}E-25"))
+_NUMBERS = st.floats(allow_nan=False), st.floats(width=32, allow_nan=False), _DECIMALS
+_MOMENTS = st.tuples(st.integers(-2_440_000, 106_750_000), st.integers(0, 86_400_000_000 - 1))  # days, microseconds
+_BITS = st.binary(max_size=9), st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=9)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(*_NUMBERS, _MOMENTS, *_BITS)
+def test_any_values_are_what_the_server_was_given(followed, double, single, decimal, moment, content, text):
+    """The server writes their texts, as it does in the log."""
+    day, part = moment
+    given = {
+        "double precision": (double, double),
+        "real": (single, single),
+        "numeric(60,25)": (decimal, decimal),
+        "bytea": (content, content),
+        "text[]": ([text, None, text], [text, None, text]),
+        "bytea[]": ([content], [content]),
+        "timestamptz": (moment, day * 86_400_000_000 + part),
+        "date": (day, day),
+    }
+    instant = "timestamptz 'epoch' + make_interval(days => %s) + %s * interval '1 microsecond'"
+    made = {"timestamptz": instant, "date": "date '1970-01-01' + %s"}
+    values = [value for value, _ in given.values()]
+    parameters = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
+    query = ", ".join(f"format('%%s', {made.get(kind, f'%s::{kind}')})" for kind in given)
+    row = followed.connection.execute(f"SELECT {query}", parameters).fetchone()
+    for (kind, (_, expected)), found in zip(given.items(), row, strict=True):
+        column = COLUMNS_BY_KIND[kind]
+        array = arrow_array(column, pa.array([found]))
+        if pa.types.is_temporal(array.type):
+            array = array.cast(pa.int64() if pa.types.is_timestamp(array.type) else pa.int32())
+        assert array.to_pylist() == [expected], kind
+
+
+BYTES, STRINGS = PgType(17, "bytea", "base"), PgType(25, "text", "base")
+COLUMNS_BY_KIND = {
+    "double precision": Column("c", PgType(701, "double precision", "base")),
+    "real": Column("c", PgType(700, "real", "base")),
+    "numeric(60,25)": Column("c", PgType(1700, "numeric", "base"), numeric_modifier(60, 25)),
+    "bytea": Column("c", BYTES),
+    "text[]": Column("c", PgType(1009, "text[]", "array", STRINGS)),
+    "bytea[]": Column("c", PgType(1001, "bytea[]", "array", BYTES)),
+    "timestamptz": Column("c", PgType(1184, "timestamp with time zone", "base")),
+    "date": Column("c", PgType(1082, "date", "base")),
+}
+
+
 def test_an_hstore_is_a_map(followed):
     available = followed.connection.execute("SELECT count(*) FROM pg_available_extensions WHERE name = 'hstore'").fetchone()
     if available == (0,):
@@ -354,11 +405,11 @@ def test_messages_of_the_log_are_seen(followed):
         pytest.skip("before 14, a server sends no messages")
     followed.run("CREATE TABLE {s}.t (id integer PRIMARY KEY)")
     followed.publish("t")
-    followed.connection.execute("SELECT pg_logical_emit_message(false, 'beat', %s)", [json.dumps({"n": 1})])
+    followed.connection.execute("SELECT pg_logical_emit_message(false, 'pulse', %s)", [json.dumps({"n": 1})])
     with closing(followed.log()) as log:
         log.start(0)
         found = [message for batch in decoded(log, Decoder(), followed.end()) for message in batch.messages]
-    assert [(message.prefix, json.loads(message.content), message.xid) for message in found] == [("beat", {"n": 1}, None)]
+    assert [(message.prefix, json.loads(message.content), message.xid) for message in found] == [("pulse", {"n": 1}, None)]
 
 
 # --- the connection ---------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from tests.helpers.pgoutput import (
     OID,
     XID,
     YEAR_2000,
-    begin,
     commit,
     compiled,
     delete,
@@ -25,6 +24,7 @@ from tests.helpers.pgoutput import (
     plain,
     relation,
     row,
+    start,
     stream_abort,
     stream_commit,
     stream_start,
@@ -51,7 +51,7 @@ def test_both_are_what_they_say():
 
 def test_each_operation_has_its_rows_with_nulls_and_unchanged_values_apart(pgoutput):
     messages = [
-        begin(), relation(),
+        start(), relation(),
         insert(b"1", b"a", None, lsn=LSN + 1),
         update((b"1", b"", ...), lsn=LSN + 2),
         update((b"2", None, ...), (b"1", None, None), lsn=LSN + 3),
@@ -75,7 +75,7 @@ def test_each_operation_has_its_rows_with_nulls_and_unchanged_values_apart(pgout
 
 def test_changes_of_two_relations_are_apart_and_ordered_by_their_places(pgoutput):
     other = relation(oid=8, name="other")
-    messages = [begin(), relation(), insert(b"1", b"a", b"b"), other, insert(b"2", None, None, oid=8), insert(b"3", b"", b"")]
+    messages = [start(), relation(), insert(b"1", b"a", b"b"), other, insert(b"2", None, None, oid=8), insert(b"3", b"", b"")]
     (decoded,) = pgoutput.Decoder().decode([*messages, truncate(8, OID), commit()])
     assert [(part.relation.name, part.places.to_pylist()) for part in decoded.changes] == [
         ("items", [0, 2, 4]),
@@ -85,8 +85,8 @@ def test_changes_of_two_relations_are_apart_and_ordered_by_their_places(pgoutput
 
 def test_rows_before_and_after_a_change_of_the_table_are_apart(pgoutput):
     retyped = relation([("id", 20, True), ("name", 25, False)])
-    messages = [begin(), relation(), insert(b"1", b"a", b"b"), relation(), insert(b"2", b"c", b"d"), commit()]
-    messages += [begin(), retyped, insert(b"3", b"e"), commit()]
+    messages = [start(), relation(), insert(b"1", b"a", b"b"), relation(), insert(b"2", b"c", b"d"), commit()]
+    messages += [start(), retyped, insert(b"3", b"e"), commit()]
     (decoded,) = pgoutput.Decoder().decode(messages)
     before, after = decoded.changes
     assert (plain(before.new)[1][0], plain(after.new)[1]) == (["1", "2"], (["3"], ["e"]))
@@ -99,36 +99,36 @@ def test_logical_messages_types_and_origins(pgoutput):
     inside = message("note", b"", flags=1)
     kind = xlog(b"Y" + struct.pack(">I", 99) + text("public") + text("mood"))
     origin = xlog(b"O" + struct.pack(">q", 1) + text("elsewhere"))
-    (decoded,) = decoder.decode([outside, begin(), origin, kind, inside, commit()])
+    (decoded,) = decoder.decode([outside, start(), origin, kind, inside, commit()])
     assert plain(decoded.messages) == (Message(LSN, None, "heartbeat", b"\0\xff"), Message(LSN, XID, "note", b""))
     assert decoder.types == {99: ("public", "mood")}
 
 
 def test_a_transaction_waits_for_its_commit_and_those_before_it_do_not(pgoutput):
     decoder = pgoutput.Decoder()
-    first = [begin(), relation(), insert(b"1", b"a", b"b"), commit(END)]
-    (decoded,) = decoder.decode([*first, begin(), insert(b"2", b"a", b"b")])
+    first = [start(), relation(), insert(b"1", b"a", b"b"), commit(END)]
+    (decoded,) = decoder.decode([*first, start(), insert(b"2", b"a", b"b")])
     assert (decoded.position, len(decoded.changes[0].lsns)) == (END, 1)
     assert not decoder.is_between_transactions
     assert not list(decoder.decode([insert(b"3", b"a", b"b")]))
-    (decoded,) = decoder.decode([commit(END + 50), begin(), commit(END + 60)])
+    (decoded,) = decoder.decode([commit(END + 50), start(), commit(END + 60)])
     assert (decoded.position, plain(decoded.changes[0].new)[1][0]) == (END + 60, ["2", "3"])
-    (decoded,) = decoder.decode([begin(), commit(END + 70)])
+    (decoded,) = decoder.decode([start(), commit(END + 70)])
     assert (decoded.position, decoded.changes, decoder.is_between_transactions) == (END + 70, (), True)
     assert not list(decoder.decode([]))
 
 
 def test_a_batch_ends_with_a_transaction_once_it_is_large(pgoutput):
-    messages = [begin(), relation(), commit()]
+    messages = [start(), relation(), commit()]
     for number in range(5):
-        messages += [begin(), insert(b"%d" % number, b"x" * 100, None), insert(b"", None, None), commit(END + number)]
+        messages += [start(), insert(b"%d" % number, b"x" * 100, None), insert(b"", None, None), commit(END + number)]
     batches = list(pgoutput.Decoder(batch_bytes=200).decode(messages))
     assert [(len(batch.changes[0].lsns), batch.position) for batch in batches] == [(4, END + 1), (4, END + 3), (2, END + 4)]
 
 
 def test_a_transaction_larger_than_its_bound_is_given_in_parts(pgoutput):
     decoder = pgoutput.Decoder(transaction_bytes=1000)
-    messages = [begin(), relation(), *(insert(b"%d" % number, b"x" * 100, None) for number in range(30))]
+    messages = [start(), relation(), *(insert(b"%d" % number, b"x" * 100, None) for number in range(30))]
     parts = list(decoder.decode(messages))
     assert not any(part.is_whole or part.position for part in parts)
     assert len(parts) > 2
@@ -161,7 +161,7 @@ def test_a_streamed_transaction_comes_with_its_commit_after_others_that_ended_be
 
     decoder = pgoutput.Decoder(spool=spool)
     parts = [[relation(xid=500), insert(b"1", None, None, xid=500)], [insert(b"2", None, None, xid=501)]]
-    messages = [*streamed(*parts), begin(), relation(), insert(b"9", None, None), commit(END)]
+    messages = [*streamed(*parts), start(), relation(), insert(b"9", None, None), commit(END)]
     assert rows_of(list(decoder.decode(messages))) == [(XID, "9")]
     assert decoder.is_between_transactions
     (decoded,) = decoder.decode([stream_commit(500, END + 9)])
@@ -200,7 +200,7 @@ def test_files_of_open_streams_are_closed_with_the_decoder(pgoutput):
 
 # --- damage -----------------------------------------------------------------------------------------------------------
 
-WHOLE = [begin(), relation(), insert(b"1", b"a", None), commit()]
+WHOLE = [start(), relation(), insert(b"1", b"a", None), commit()]
 ROW = struct.pack(">I", OID)
 
 
@@ -213,19 +213,19 @@ ROW = struct.pack(">I", OID)
         ([xlog(b"?")], "no message of the kind 63"),
         ([insert(b"1")], "a change is not in a transaction"),
         ([commit()], "a transaction ends that has not started"),
-        ([begin(), insert(b"1"), commit()], "the relation 7 has not been described"),
-        ([begin(), relation(), insert(b"1"), commit()], "a row has not the 3 columns of its relation"),
-        ([begin(), relation(), xlog(b"I" + ROW + b"K" + row([None] * 3)), commit()], "a change has no such row"),
-        ([begin(), relation(), xlog(b"D" + ROW + b"N" + row([None] * 3)), commit()], "a change has no such row"),
-        ([begin(), relation(), xlog(b"I" + ROW + b"N" + row([None] * 3) + b"?"), commit()], "bytes follow its last field"),
-        ([begin(), relation(), xlog(b"I" + ROW + b"N\0\3nnb"), commit()], "neither text, nor null, nor unchanged"),
-        ([begin(), relation(), xlog(b"I" + ROW + b"N\0\3nnt\0\0\0\5ab"), commit()], "a value is longer than the message"),
-        ([begin(), relation(), xlog(b"I" + ROW + b"N\0\3nnt\xff\xff\xff\xff"), commit()], "a value is longer than the message"),
-        ([begin(), relation(), insert(b"1", b"\xff", None), commit()], "the table public.items in the log are not UTF-8"),
-        ([begin(), relation(identity="x"), commit()], "no such replica identity"),
-        ([begin(), xlog(b"R" + ROW + b"public"), commit()], "a name has no end"),
-        ([begin(), xlog(b"R" + ROW + b"\xff\0"), commit()], "a name is not UTF-8"),
-        ([begin(), xlog(b"T" + struct.pack(">IB", 2**32 - 1, 0) + ROW), commit()], "the relation 7 has not been described"),
+        ([start(), insert(b"1"), commit()], "the relation 7 has not been described"),
+        ([start(), relation(), insert(b"1"), commit()], "a row has not the 3 columns of its relation"),
+        ([start(), relation(), xlog(b"I" + ROW + b"K" + row([None] * 3)), commit()], "a change has no such row"),
+        ([start(), relation(), xlog(b"D" + ROW + b"N" + row([None] * 3)), commit()], "a change has no such row"),
+        ([start(), relation(), xlog(b"I" + ROW + b"N" + row([None] * 3) + b"?"), commit()], "bytes follow its last field"),
+        ([start(), relation(), xlog(b"I" + ROW + b"N\0\3nnb"), commit()], "neither text, nor null, nor unchanged"),
+        ([start(), relation(), xlog(b"I" + ROW + b"N\0\3nnt\0\0\0\5ab"), commit()], "a value is longer than the message"),
+        ([start(), relation(), xlog(b"I" + ROW + b"N\0\3nnt\xff\xff\xff\xff"), commit()], "a value is longer than the message"),
+        ([start(), relation(), insert(b"1", b"\xff", None), commit()], "the table public.items in the log are not UTF-8"),
+        ([start(), relation(identity="x"), commit()], "no such replica identity"),
+        ([start(), xlog(b"R" + ROW + b"public"), commit()], "a name has no end"),
+        ([start(), xlog(b"R" + ROW + b"\xff\0"), commit()], "a name is not UTF-8"),
+        ([start(), xlog(b"T" + struct.pack(">IB", 2**32 - 1, 0) + ROW), commit()], "the relation 7 has not been described"),
         ([xlog(b"M\0" + bytes(8) + b"\0\0\0\0\5ab")], "its content is longer"),
         ([xlog(b"B" + struct.pack(">qqI", 1, 2**63 - 1, 1)), commit()], "a time does not fit"),
         ([xlog(b"B" + struct.pack(">qqI", -1, 1, 1)), commit()], "a position of the log is negative"),
@@ -234,7 +234,7 @@ ROW = struct.pack(">I", OID)
         ([stream_start(5, 0)], "not the next part of the transaction 5"),
         ([stream_commit(5)], "the transaction 5 is not streamed"),
         ([stream_abort(5, 5)], "the transaction 5 is not streamed"),
-        ([*WHOLE[:2], begin(), commit()], "a transaction starts within another one"),
+        ([*WHOLE[:2], start(), commit()], "a transaction starts within another one"),
     ],
 )  # fmt: skip
 def test_what_is_not_of_the_protocol_is_refused_with_its_place(pgoutput, messages, said):
@@ -259,9 +259,9 @@ _CHANGES = st.one_of(
     st.builds(message, st.text("ab", max_size=2), st.binary(max_size=3), st.integers(0, 1)),
 )
 _TRANSACTIONS = st.one_of(
-    st.lists(_CHANGES, max_size=4).map(lambda changes: [begin(), relation(), *changes, commit()]),
+    st.lists(_CHANGES, max_size=4).map(lambda changes: [start(), relation(), *changes, commit()]),
     st.lists(_CHANGES, max_size=4).map(lambda changes: streamed([relation(xid=500), *changes])),
-    st.sampled_from([[stream_commit(500)], [stream_abort(500, 500)], [stream_abort(500, 501)], [begin()], [commit()]]),
+    st.sampled_from([[stream_commit(500)], [stream_abort(500, 500)], [stream_abort(500, 501)], [start()], [commit()]]),
 )
 
 
@@ -298,6 +298,6 @@ def test_compiled_and_uncompiled_agree_on_anything_and_refuse_damage_only_as_dam
 
 @given(data=st.binary(max_size=60), kind=st.sampled_from(b"BCRIUDTMYOSEcA"))
 def test_bytes_of_any_kind_are_refused_or_decoded(data, kind):
-    assert outcome(compiled, [[*WHOLE, begin(), xlog(bytes([kind]) + data), commit()]]) == outcome(
-        uncompiled, [[*WHOLE, begin(), xlog(bytes([kind]) + data), commit()]]
+    assert outcome(compiled, [[*WHOLE, start(), xlog(bytes([kind]) + data), commit()]]) == outcome(
+        uncompiled, [[*WHOLE, start(), xlog(bytes([kind]) + data), commit()]]
     )

@@ -12,7 +12,7 @@ from headrace.connectors.postgresql.pgoutput import Changes, Decoder
 from headrace.connectors.postgresql.rows import SeveralTablesRows, TableRows
 from headrace.connectors.postgresql.types import Column, PgType, Table
 from headrace.enumerator.errors import UsageError
-from tests.helpers.pgoutput import COLUMNS, LSN, OID, XID, begin, commit, delete, insert, relation, truncate, update
+from tests.helpers.pgoutput import COLUMNS, LSN, OID, XID, commit, delete, insert, relation, start, truncate, update
 
 IDENTITIES = {"default": "d", "full": "f"}
 SYSTEM = ["_op", "_lsn", "_xid", "_committed_at", "_table", "_unchanged", "_before"]
@@ -27,7 +27,7 @@ def table(identity: str = "default", name: str = "items", oid: int = OID, key: S
 def decoded(*messages: bytes, identity: str = "default") -> Sequence[Changes]:
     flags = [(name, kind, in_key or identity == "full") for name, kind, in_key in COLUMNS]
     described = relation(flags, IDENTITIES[identity])
-    (batch,) = Decoder().decode([begin(), described, *messages, commit()])
+    (batch,) = Decoder().decode([start(), described, *messages, commit()])
     return batch.changes
 
 
@@ -105,7 +105,7 @@ def test_without_a_primary_key_a_full_rows_update_stays_one():
 
 def test_columns_are_found_by_their_names():
     reordered = [COLUMNS[1], COLUMNS[2], COLUMNS[0]]
-    (batch,) = Decoder().decode([begin(), relation(reordered), insert(b"a", b"b", b"1"), commit()])
+    (batch,) = Decoder().decode([start(), relation(reordered), insert(b"a", b"b", b"1"), commit()])
     (row,) = TableRows(table()).changes(batch.changes[0]).to_pylist()
     assert short(row) == ("insert", (1, "a", "b"), [], None)
 
@@ -120,7 +120,7 @@ def test_columns_are_found_by_their_names():
     ],
 )
 def test_changes_of_a_table_that_was_altered_are_refused(columns, said):
-    (batch,) = Decoder().decode([begin(), relation(columns), insert(*(b"1" for _ in columns)), commit()])
+    (batch,) = Decoder().decode([start(), relation(columns), insert(*(b"1" for _ in columns)), commit()])
     with pytest.raises(UsageError, match=f"public.items has changed: {said}"):
         TableRows(table()).changes(batch.changes[0])
 
@@ -147,7 +147,7 @@ def test_rows_of_several_tables_are_in_the_logs_order_each_in_its_tables_column(
     source = SeveralTablesRows([TableRows(table("full")), TableRows(table(name="other", oid=8))])
     full = [(name, kind, True) for name, kind, _ in COLUMNS]
     (batch,) = Decoder().decode([
-        begin(), relation(full, "f"), relation(oid=8, name="other"), relation(oid=9, name="not ours"),
+        start(), relation(full, "f"), relation(oid=8, name="other"), relation(oid=9, name="not ours"),
         insert(b"1", b"a", b"b"), insert(b"2", b"c", b"d", oid=8), insert(b"0", None, None, oid=9),
         update((b"3", b"a", b"b"), (b"1", b"a", b"b"), b"O"), delete(b"2", None, None, oid=8),
         update((b"3", b"x", b"b"), (b"3", b"a", b"b"), b"O"), truncate(8, OID), commit(),
