@@ -2,7 +2,7 @@
 
     python -m tests.fuzz.sanitized --buffers 1000000
 
-Both modules are compiled again, with `-fsanitize=address`, in a copy of the checkout. Python and Arrow take their memory from
+The modules are compiled again, with `-fsanitize=address`, in a copy of the checkout. Python and Arrow take their memory from
 malloc, so that each buffer is one for the sanitizer; what is decoded lies in memory of exactly its size. Needs gcc and libasan.
 """
 
@@ -25,7 +25,7 @@ from tests.fuzz.target import load, read_corpus
 
 ROOT = Path(__file__).parents[2]
 _SEED = "sanitized"
-_TESTS = ("tests/unit/kafka/test_decode.py", "tests/unit/kafka/test_encode.py")
+_TESTS = ("tests/unit/kafka/test_decode.py", "tests/unit/kafka/test_encode.py", "tests/unit/postgresql/test_pgoutput.py")
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "build", "site", "*.so", "__pycache__", "results")
 
 
