@@ -87,11 +87,12 @@ class LogConnection:
         return self._passed
 
     def start(self, lsn: int) -> System:
-        """Connect, and ask for what was committed after `lsn`; 0 is where the slot is.
+        """Connect, and ask for what was committed after `lsn`; 0 is where the slot is. Again after a loss, for a new `Decoder`.
 
         Raises DataLossError if the slot is gone, was invalidated, or is past `lsn`, and if the server's log ends ahead of it;
         RetriableError while another connection uses the slot.
         """
+        self.close()
         given = {**parameters(self._url), "replication": "database"}
         with self._translated():
             connection = pq.PGconn.connect(make_conninfo("", **given).encode())

@@ -544,12 +544,11 @@ def test_a_server_that_ends_is_retriable_and_its_log_continues(server, items):
             end(server)
             with pytest.raises(RetriableError):
                 receive_for_s(log, 10)
-        with pytest.raises(RetriableError):
-            items.log().start(0)
-        server.restart()
-        items.connection.close()
-        items.connection = connect(server.url)
-        with closing(items.log()) as log:
+            with pytest.raises(RetriableError):
+                log.start(0)
+            server.restart()
+            items.connection.close()
+            items.connection = connect(server.url)
             log.start(0)
             assert ids(log, items.end())[0] == values
 
