@@ -1,8 +1,8 @@
 """Which changes of the log are in the chunks of the snapshot already. No I/O.
 
-A chunk is read in a transaction of its own, which sees the effects of some transactions (`pg_current_snapshot`). A change
+A chunk is read in its own transaction, which sees the effects of some transactions (`pg_current_snapshot`). A change
 of the log is in the chunk of its row if that transaction sees the change's. This is exact. Commits become visible in another
-order than the log has them, so no LSN tells what a snapshot has.
+order than the log has them, so no LSN says what a snapshot has.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SeamFilter:
         """The log has a TRUNCATE of the table. Whether a chunk lacks it, so that it and all that follows it is new.
 
         A chunk that was read before it has rows that are gone. One that was read after it has none but those that the log
-        repeats: so they are not told apart any more.
+        repeats: so they are no longer distinguished.
         """
         visible = self._visible.get(table)
         if visible is not None and all(each.sees(full_xid(xid, each.xmax)) for each in visible):

@@ -29,10 +29,10 @@ class Followed:
     is_partitioned: bool
 
 
-def made_anew(table: str) -> DataLossError:
+def created_again(table: str) -> DataLossError:
     """The error for a table that was dropped."""
     return DataLossError(
-        f"table {table} was dropped and made anew while its rows were to be read: start again without a "
+        f"table {table} was dropped and created again while its rows were to be read: start again without a "
         "checkpoint and with a new slot"
     )
 
@@ -43,7 +43,7 @@ def chunk_key(table: Table) -> tuple[str, ...]:
 
 
 def lower_bounds(connection: psycopg.Connection, followed: Followed, key: tuple[str, ...], rows: int) -> Iterator[Key]:
-    """The lower bounds of all chunks but the first, each of about so many rows, by the key's index. None without a key.
+    """The lower bounds of all chunks but the first, by the key's index: each has about `rows` rows. None without a key.
 
     They need not be of one snapshot: chunks have what comes between. The connection is in autocommit.
     """
@@ -70,8 +70,8 @@ def read_chunk(
 ) -> tuple[list[pa.LargeStringArray], Seen]:
     """The texts of the published columns of a chunk's rows, and what the chunk has seen. The connection is in autocommit.
 
-    The lock that every query takes is taken before the snapshot: of a table that is rewritten or made anew after it the
-    snapshot would have no rows. Raises DataLossError for a table that was made anew.
+    The lock that every query takes is taken before the snapshot: of a table that is rewritten or created again after it
+    the snapshot would have no rows. Raises DataLossError for a table that was created again.
     """
     table = followed.table
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.columns)
@@ -86,7 +86,7 @@ def read_chunk(
             "SELECT pg_current_snapshot()::text, to_regclass(%s)::oid::bigint", [f'"{table.schema}"."{table.name}"']
         ).fetchone() or ("", 0)
         if oid != table.oid:
-            raise made_anew(table.full_name)
+            raise created_again(table.full_name)
         with connection.cursor() as cursor:
             copied = sql.SQL("COPY ({}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)").format(rows)
             with cursor.copy(copied) as copy:
@@ -134,7 +134,7 @@ def _cast(column: Column) -> sql.Composable:
 
 
 def _from(followed: Followed) -> sql.Composable:
-    """Tables that inherit from it have changes of their own. Partitions are followed as their root."""
+    """Tables that inherit from it have their own changes. Partitions are followed as their root."""
     only = sql.SQL("" if followed.is_partitioned else "ONLY ")
     return sql.SQL("{}{}").format(only, sql.Identifier(followed.table.schema, followed.table.name))
 

@@ -1,6 +1,6 @@
 """Changes of tables as a source: a snapshot of each table in chunks, then the log of a slot.
 
-The snapshot's chunks are pieces of work for all readers. When all of them are durably read, the log begins where the slot was
+The snapshot's chunks are pieces of work for all readers. When all of them are durably read, the log starts where the slot was
 made, without what the chunks have (`seam`).
 """
 
@@ -23,7 +23,7 @@ from headrace.connectors.postgresql.connection import connect, shown, translated
 from headrace.connectors.postgresql.log_reader import LogReader
 from headrace.connectors.postgresql.pgoutput import TRANSACTION_BYTES
 from headrace.connectors.postgresql.rows import METADATA, OneTableRows, rows_of
-from headrace.connectors.postgresql.snapshot import Followed, chunk_key, lower_bounds, made_anew, read_chunk
+from headrace.connectors.postgresql.snapshot import Followed, chunk_key, created_again, lower_bounds, read_chunk
 from headrace.connectors.postgresql.splits import (
     ChangesSplit,
     ChangesSplitSerializer,
@@ -323,7 +323,7 @@ class ChangesReader(SourceReader[ChangesSplit]):
         chunk = self._chunks[0]
         followed = next((each for each in self._source.followed if each.table.oid == chunk.oid), None)
         if followed is None:
-            raise made_anew(chunk.table)
+            raise created_again(chunk.table)
         with translated(self._source.url, f"reading {chunk.table}"), connect(self._source.url) as connection:
             texts, seen = read_chunk(connection, followed, chunk.key, chunk.lower, chunk.upper)
         rows = self._rows.snapshot(chunk.oid, texts, chunk.floor)

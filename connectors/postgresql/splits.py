@@ -38,8 +38,8 @@ class Seen:
 class ChunkSplit:
     """Rows of a table whose key is from `lower` up to, not including, `upper`; None: without a bound. Read as a whole.
 
-    `oid`: of the table, which has another one when it is made anew. `key`: the columns it is cut by, empty: not at all.
-    `slot`: where the log begins behind the snapshot. `floor`: an LSN before every change in it. `seen`: None until it is read.
+    `oid`: of the table, which has another one when it is created again. `key`: the columns it is cut by, empty: not at all.
+    `slot`: where the log starts behind the snapshot. `floor`: an LSN before every change in it. `seen`: None until it is read.
     """
 
     stage: int

@@ -74,7 +74,7 @@ def write(connection: psycopg.Connection, moves: random.Random, number: int) -> 
 
 @contextmanager
 def writing(url: str, threads: int = 3) -> Iterator[Callable[[int], None]]:
-    """Concurrent writers, until the block ends. Gives a function that waits for so many of their transactions."""
+    """Concurrent writers, until the block ends. Gives a function that waits for a number of their transactions."""
     ended, failures = threading.Event(), list[BaseException]()
     written = threading.Semaphore(0)
 
@@ -99,7 +99,7 @@ def writing(url: str, threads: int = 3) -> Iterator[Callable[[int], None]]:
 
     def more(count: int) -> None:
         while written.acquire(blocking=False):
-            pass  # those are of before
+            pass  # earlier ones do not count
         for _ in range(count):
             assert written.acquire(timeout=30.0), failures
 
@@ -139,7 +139,7 @@ def table_of(url: str) -> dict[tuple[int, str], str]:
 
 
 def read_until(run: EmbeddedRun[Any], copy: Copy, url: str) -> None:
-    """Until the copy is the table, which nobody changes now."""
+    """Until the copy is the table, which has no writers now."""
     wanted, until = table_of(url), time.monotonic() + 60.0
     while copy.rows != wanted and time.monotonic() < until:
         batch = run.poll(0.2)
