@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from psycopg import Connection, sql
 
-from headrace.connectors.postgresql.types import Column, PgType, Table
+from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
 from headrace.enumerator.errors import UsageError
 
 DEFAULT_PUBLICATION = "headrace"
@@ -105,7 +105,7 @@ def _pattern(part: str) -> re.Pattern[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
+class PgRelation:
     """A table, or what could be taken for one. `kind` is relkind: r table, p partitioned, v view, m materialized, f foreign.
 
     `root` is the partitioned table at the top, where this is a partition. `rows` is the server's estimate (-1: unknown).
@@ -133,7 +133,7 @@ class Relation:
         return self.kind in "rp" and self.persistence == "p"
 
 
-def find_relations(connection: Connection, patterns: Sequence[TablePattern]) -> list[Relation]:
+def find_relations(connection: Connection, patterns: Sequence[TablePattern]) -> list[PgRelation]:
     """All that a pattern names but the system's, in the order of their names; also what cannot be a source."""
     rows = connection.execute(
         """
@@ -148,11 +148,11 @@ def find_relations(connection: Connection, patterns: Sequence[TablePattern]) -> 
         ORDER BY nspname COLLATE "C", relname COLLATE "C"
         """
     ).fetchall()
-    found = (Relation(*row) for row in rows)
+    found = (PgRelation(*row) for row in rows)
     return [each for each in found if any(pattern.matches(each.schema, each.name) for pattern in patterns)]
 
 
-def followed(relations: Sequence[Relation]) -> list[Relation]:
+def followed(relations: Sequence[PgRelation]) -> list[PgRelation]:
     """The tables among them whose changes can be read, without partitions of others of them, whose changes are the root's."""
     oids = {each.oid for each in relations}
     return [each for each in relations if each.is_table and each.root not in oids]
@@ -212,7 +212,7 @@ _KINDS: Mapping[str, Literal["enum", "domain", "composite", "range", "multirange
 }
 
 
-def read_tables(connection: Connection, oids: Collection[int], published: Mapping[int, Collection[str]]) -> dict[int, Table]:
+def read_tables(connection: Connection, oids: Collection[int], published: Mapping[int, Collection[str]]) -> dict[int, PgTable]:
     """The tables that there are of these. `published`: the names of a table's columns, where a publication lists them.
 
     Without such a list the log has all but generated columns; those it has from 18 on, where they are listed.
@@ -228,13 +228,13 @@ def read_tables(connection: Connection, oids: Collection[int], published: Mappin
         in_key = set(names.values()) if replident == "f" else {names[number] for number in _numbers(identity)}
         listed = published.get(oid)
         kept = tuple(
-            Column(each.name, types.of(each.type), each.modifier, each.nullable, each.name in in_key, each.dimensions)
+            PgColumn(each.name, types.of(each.type), each.modifier, each.nullable, each.name in in_key, each.dimensions)
             for each in own
             if (listed is None or each.name in listed)
             and (not each.is_generated or (listed is not None and may_list_generated))
         )
         key = tuple(names[number] for number in _numbers(primary))
-        tables[oid] = Table(oid, schema, name, kept, _IDENTITIES[replident], key)
+        tables[oid] = PgTable(oid, schema, name, kept, _IDENTITIES[replident], key)
     return tables
 
 
@@ -290,7 +290,7 @@ class _Types:
 
     def _make(self, row: _TypeRow) -> PgType:
         fields = tuple(
-            Column(field.name, self.of(field.type), field.modifier, field.nullable, dimensions=field.dimensions)
+            PgColumn(field.name, self.of(field.type), field.modifier, field.nullable, dimensions=field.dimensions)
             for field in self._fields.get(row.relation, ())
         )
         element = None if row.element is None else self.of(row.element)
@@ -314,7 +314,7 @@ class PublishedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Publication:
+class PgPublication:
     """`operations`: those of insert, update, delete, truncate. `tables` has roots where it is `via_root`, else partitions."""
 
     name: str
@@ -332,7 +332,7 @@ class Publication:
 _OPERATIONS = ("insert", "update", "delete", "truncate")
 
 
-def read_publication(connection: Connection, name: str) -> Publication | None:
+def read_publication(connection: Connection, name: str) -> PgPublication | None:
     """None where there is none of this name."""
     row = connection.execute(
         "SELECT pg_get_userbyid(pubowner), puballtables, pubviaroot, pubinsert, pubupdate, pubdelete, pubtruncate"
@@ -357,7 +357,7 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
     )
     owner, all_tables, via_root, *allowed = row
     operations = frozenset(each for each, is_published in zip(_OPERATIONS, allowed, strict=True) if is_published)
-    return Publication(name, owner, all_tables, via_root, operations, published)
+    return PgPublication(name, owner, all_tables, via_root, operations, published)
 
 
 def publication_statement(name: str, tables: Sequence[tuple[str, str]]) -> sql.Composed:

@@ -12,8 +12,8 @@ from psycopg import sql
 from headrace.connectors.postgresql.catalog import (
     DEFAULT_PUBLICATION,
     PLUGIN,
-    Publication,
-    Relation,
+    PgPublication,
+    PgRelation,
     Server,
     Slot,
     TablePattern,
@@ -28,7 +28,7 @@ from headrace.connectors.postgresql.catalog import (
     read_tables,
 )
 from headrace.connectors.postgresql.connection import connect, parameters, translated
-from headrace.connectors.postgresql.types import Table, arrow_type
+from headrace.connectors.postgresql.types import PgTable, arrow_type
 from headrace.enumerator.errors import UsageError
 
 OLDEST = 13
@@ -50,7 +50,7 @@ _RELOAD = "SELECT pg_reload_conf();"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Lack:
     """Something to repair. An `error` keeps a source from starting or from being exact; a `warning` may cost it something.
 
     `fix` is SQL, one statement or comment on each line; empty where no SQL repairs it.
@@ -63,7 +63,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedSource:
     """The source that is checked for. Without patterns it reads all tables of the publication."""
 
     patterns: tuple[TablePattern, ...] = ()
@@ -72,7 +72,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class PgRole:
     """Ours. `refusal`: why the server refuses it a replication connection, if it does."""
 
     name: str
@@ -84,29 +84,29 @@ class Role:
 class Facts:
     """What a server says. `relations` are all of the database; `tables` those to read and their partitions, by oid."""
 
-    wanted: Wanted
+    wanted: WantedSource
     server: Server
     settings: Mapping[str, str]
-    role: Role
+    role: PgRole
     wal_senders: int
     slots: Sequence[Slot]
-    publication: Publication | None
-    relations: Sequence[Relation]
-    tables: Mapping[int, Table]
+    publication: PgPublication | None
+    relations: Sequence[PgRelation]
+    tables: Mapping[int, PgTable]
 
-    def followed(self) -> list[Relation]:
+    def followed(self) -> list[PgRelation]:
         """The tables of the source."""
         return _followed(self.wanted, self.publication, self.relations)
 
     def slot(self) -> Slot | None:
         return next((slot for slot in self.slots if slot.name == self.wanted.slot), None)
 
-    def partitions(self, root: Relation) -> list[Relation]:
+    def partitions(self, root: PgRelation) -> list[PgRelation]:
         """Those that have rows."""
         return [each for each in self.relations if each.root == root.oid and each.kind == "r"]
 
 
-def _followed(wanted: Wanted, publication: Publication | None, relations: Sequence[Relation]) -> list[Relation]:
+def _followed(wanted: WantedSource, publication: PgPublication | None, relations: Sequence[PgRelation]) -> list[PgRelation]:
     if wanted.patterns:
         return followed([each for each in relations if any(one.matches(each.schema, each.name) for one in wanted.patterns)])
     published = {table.oid for table in publication.tables} if publication else set()
@@ -116,7 +116,7 @@ def _followed(wanted: Wanted, publication: Publication | None, relations: Sequen
 # --- asking -----------------------------------------------------------------------------------------------------------
 
 
-def read_facts(url: str, wanted: Wanted) -> Facts:
+def read_facts(url: str, wanted: WantedSource) -> Facts:
     """Ask, by a session and a replication connection, and change nothing. Raises as `connect` does, UsageError for names."""
     if wanted.slot is not None:
         check_slot_name(wanted.slot)
@@ -134,7 +134,7 @@ def read_facts(url: str, wanted: Wanted) -> Facts:
             wanted,
             read_server(connection),
             read_settings(connection, _SETTINGS),
-            Role(row[0], row[1], _refusal(url)),
+            PgRole(row[0], row[1], _refusal(url)),
             row[2],
             read_slots(connection),
             publication,
@@ -155,7 +155,7 @@ def _refusal(url: str) -> str | None:
 # --- judging ----------------------------------------------------------------------------------------------------------
 
 
-def find_problems(facts: Facts) -> list[Finding]:
+def find_problems(facts: Facts) -> list[Lack]:
     """Errors first. Their SQL can be run from top to bottom: no table is published before its updates can be."""
     found = [*_of_server(facts), *_of_role(facts), *_of_names(facts)]
     for relation in facts.followed():
@@ -164,12 +164,12 @@ def find_problems(facts: Facts) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.level)
 
 
-def _of_server(facts: Facts) -> Iterator[Finding]:
+def _of_server(facts: Facts) -> Iterator[Lack]:
     settings = facts.settings
     if facts.server.version < OLDEST * 10000:
-        yield Finding("error", "server", f"PostgreSQL {facts.server.version // 10000} is not supported: use {OLDEST} or newer")
+        yield Lack("error", "server", f"PostgreSQL {facts.server.version // 10000} is not supported: use {OLDEST} or newer")
     if facts.server.is_standby:
-        yield Finding(
+        yield Lack(
             "error",
             "server",
             "it is a standby, and changes are read from the primary: name that in the address, or name all of its hosts with "
@@ -177,90 +177,90 @@ def _of_server(facts: Facts) -> Iterator[Finding]:
         )
     if settings["wal_level"] != "logical":
         what = f"wal_level is {settings['wal_level']}, so the log has no changes of rows"
-        yield Finding("error", "server", what, f"ALTER SYSTEM SET wal_level = 'logical';\n{_RESTART}")
+        yield Lack("error", "server", what, f"ALTER SYSTEM SET wal_level = 'logical';\n{_RESTART}")
     if settings["server_encoding"] == "SQL_ASCII":
         what = "the database's encoding is SQL_ASCII, so texts may be no UTF-8, and reading one that is not fails"
-        yield Finding("warning", "server", what)
+        yield Lack("warning", "server", what)
     senders, slots = int(settings["max_wal_senders"]), int(settings["max_replication_slots"])
     slot = facts.slot()
     if facts.wal_senders >= senders and not (slot and slot.is_active):
         what = f"all {senders} senders of the log (max_wal_senders) are in use, so no source can connect"
-        yield Finding("error", "server", what, f"ALTER SYSTEM SET max_wal_senders = {senders + 4};\n{_RESTART}")
+        yield Lack("error", "server", what, f"ALTER SYSTEM SET max_wal_senders = {senders + 4};\n{_RESTART}")
     if slot is None and len(facts.slots) >= slots:
         idle = ", ".join(slot.name for slot in facts.slots if not slot.is_active) or "none"
         what = f"all {slots} replication slots (max_replication_slots) are taken, so none can be made; not active: {idle}"
-        yield Finding("error", "server", what, f"ALTER SYSTEM SET max_replication_slots = {slots + 4};\n{_RESTART}")
+        yield Lack("error", "server", what, f"ALTER SYSTEM SET max_replication_slots = {slots + 4};\n{_RESTART}")
 
 
-def _of_role(facts: Facts) -> Iterator[Finding]:
+def _of_role(facts: Facts) -> Iterator[Lack]:
     role = facts.role
     if role.refusal is None:
         return
     if not role.may_replicate:
         what = "it has no right to read the log (REPLICATION)"
-        yield Finding("error", f"role {role.name}", what, f"ALTER ROLE {_quoted(role.name)} REPLICATION;")
+        yield Lack("error", f"role {role.name}", what, f"ALTER ROLE {_quoted(role.name)} REPLICATION;")
     elif facts.wal_senders < int(facts.settings["max_wal_senders"]):
-        yield Finding("error", f"role {role.name}", f"a replication connection is refused: {role.refusal}")
+        yield Lack("error", f"role {role.name}", f"a replication connection is refused: {role.refusal}")
 
 
-def _of_publication(facts: Facts) -> Iterator[Finding]:
+def _of_publication(facts: Facts) -> Iterator[Lack]:
     name, publication = facts.wanted.publication, facts.publication
     if publication is None:
         tables = [(each.schema, each.name) for each in facts.followed()]
         comment = "-- as the owner of the tables, who needs CREATE on the database\n" if tables else "-- as a superuser\n"
         what = f"database {facts.server.database} has no publication {name}, so the server sends no changes"
-        yield Finding("error", f"publication {name}", what, f"{comment}{_text(publication_statement(name, tables))};")
+        yield Lack("error", f"publication {name}", what, f"{comment}{_text(publication_statement(name, tables))};")
         return
     if missing := [each for each in _OPERATIONS if each not in publication.operations]:
         what = f"it does not publish {', '.join(missing)}, so those changes never arrive"
         fix = f"ALTER PUBLICATION {_quoted(name)} SET (publish = '{', '.join(_OPERATIONS)}');"
-        yield Finding("warning", f"publication {name}", what, fix)
+        yield Lack("warning", f"publication {name}", what, fix)
 
 
-def _of_names(facts: Facts) -> Iterator[Finding]:
+def _of_names(facts: Facts) -> Iterator[Lack]:
     """Of each pattern: names that are no table's whose changes are in the log."""
     taken = {each.oid for each in facts.followed()}
     for pattern in facts.wanted.patterns:
         matching = [each for each in facts.relations if pattern.matches(each.schema, each.name)]
         if not matching:
-            yield Finding("error", f"table {pattern.text}", f"there is none of this name in database {facts.server.database}")
+            yield Lack("error", f"table {pattern.text}", f"there is none of this name in database {facts.server.database}")
         for each in matching:
             if each.oid in taken or each.is_table:
                 continue
             if pattern.is_literal:
                 kind = _KINDS.get(each.kind) or _PERSISTENCES[each.persistence]
-                yield Finding("error", _table(each), f"it is {kind}, so its changes are not in the log", _logged(each))
+                yield Lack("error", _table(each), f"it is {kind}, so its changes are not in the log", _logged(each))
             elif each.kind in "rp" and each.persistence == "u":
                 what = f"it is unlogged, so its changes are not in the log: {pattern.text} leaves it out"
-                yield Finding("warning", _table(each), what, _logged(each))
+                yield Lack("warning", _table(each), what, _logged(each))
 
 
-def _logged(relation: Relation) -> str:
+def _logged(relation: PgRelation) -> str:
     return f"ALTER TABLE {_name(relation)} SET LOGGED;" if relation.persistence == "u" and relation.kind in "rp" else ""
 
 
-def _of_rights(facts: Facts, relation: Relation) -> Iterator[Finding]:
+def _of_rights(facts: Facts, relation: PgRelation) -> Iterator[Lack]:
     role = _quoted(facts.role.name)
     if not relation.may_use_schema:
         what = f"role {facts.role.name} has no right to use its schema, so its rows cannot be read"
-        yield Finding("error", _table(relation), what, f"GRANT USAGE ON SCHEMA {_quoted(relation.schema)} TO {role};")
+        yield Lack("error", _table(relation), what, f"GRANT USAGE ON SCHEMA {_quoted(relation.schema)} TO {role};")
     listed, columns = _listed(facts, relation), [column.name for column in facts.tables[relation.oid].columns]
     read = columns if listed is None else [name for name in columns if name in listed]
     if unreadable := [name for name in read if name in relation.unreadable]:
         what = f"role {facts.role.name} may not select {', '.join(unreadable)}, so its rows cannot be read"
         of_columns = "" if read == columns else f" ({', '.join(map(_quoted, read))})"
-        yield Finding("error", _table(relation), what, f"GRANT SELECT{of_columns} ON {_name(relation)} TO {role};")
+        yield Lack("error", _table(relation), what, f"GRANT SELECT{of_columns} ON {_name(relation)} TO {role};")
     if relation.has_policies:
         what = f"policies hide rows of it from role {facts.role.name}, and not their changes, so reading it is refused"
-        yield Finding("error", _table(relation), what, f"ALTER ROLE {role} BYPASSRLS;")
+        yield Lack("error", _table(relation), what, f"ALTER ROLE {role} BYPASSRLS;")
 
 
-def _listed(facts: Facts, relation: Relation) -> Sequence[str] | None:
+def _listed(facts: Facts, relation: PgRelation) -> Sequence[str] | None:
     """The columns of it that are published; None for all of them."""
     return facts.publication.columns().get(relation.oid) if facts.publication else None
 
 
-def _of_publishing(facts: Facts, relation: Relation) -> Iterator[Finding]:
+def _of_publishing(facts: Facts, relation: PgRelation) -> Iterator[Lack]:
     publication = facts.publication
     if publication is None:
         return
@@ -271,25 +271,25 @@ def _of_publishing(facts: Facts, relation: Relation) -> Iterator[Finding]:
     if relation.root in published:
         root = next(each for each in facts.relations if each.oid == relation.root)
         what = f"its changes come under the name of {root.full_name}, as the publication has it: name that"
-        yield Finding("error", _table(relation), what)
+        yield Lack("error", _table(relation), what)
     elif published.intersection(each.oid for each in facts.partitions(relation)):
         what = f"publication {publication.name} sends changes under the names of its partitions"
-        yield Finding("error", _table(relation), what, roots)
+        yield Lack("error", _table(relation), what, roots)
     else:
         needs_roots = relation.kind == "p" and not publication.via_root
         fix = f"ALTER PUBLICATION {name} ADD TABLE {_name(relation)};" + (f"\n{roots}" if needs_roots else "")
         what = f"publication {publication.name} does not have it, so its changes never arrive"
-        yield Finding("error", _table(relation), what, fix)
+        yield Lack("error", _table(relation), what, fix)
 
 
-def _of_table(facts: Facts, relation: Relation) -> Iterator[Finding]:
+def _of_table(facts: Facts, relation: PgRelation) -> Iterator[Lack]:
     table, listed = facts.tables[relation.oid], _listed(facts, relation)
     for column in table.columns:
         if listed is None or column.name in listed:
             try:
                 arrow_type(column)
             except UsageError as error:
-                yield Finding("error", _table(relation), str(error))
+                yield Lack("error", _table(relation), str(error))
     changes = {"update", "delete"} if facts.publication is None else {"update", "delete"} & facts.publication.operations
     for each in facts.partitions(relation) if relation.kind == "p" else [relation]:
         if changes and not any(column.in_key for column in facts.tables[each.oid].columns):
@@ -297,13 +297,13 @@ def _of_table(facts: Facts, relation: Relation) -> Iterator[Finding]:
     hidden = [each.name for each in table.columns if each.in_key and listed is not None and each.name not in listed]
     if changes and hidden and table.identity != "full":
         what = f"the publication leaves out {', '.join(hidden)} of its replica identity, so the server refuses updates of it"
-        yield Finding("error", _table(relation), what)
+        yield Lack("error", _table(relation), what)
     if not table.key:
         what = "it has no primary key, so it cannot be read in chunks of one, nor its changes be applied by one"
-        yield Finding("warning", _table(relation), what)
+        yield Lack("warning", _table(relation), what)
 
 
-def _without_identity(relation: Relation, table: Table) -> Finding:
+def _without_identity(relation: PgRelation, table: PgTable) -> Lack:
     reasons = {
         "nothing": "its replica identity is NOTHING",
         "index": "the index of its replica identity is gone",
@@ -311,43 +311,43 @@ def _without_identity(relation: Relation, table: Table) -> Finding:
     }
     identity = "DEFAULT" if table.key and table.identity != "default" else "FULL"
     what = f"{reasons[table.identity]}, so the server refuses updates and deletes of it once it is published"
-    return Finding("error", _table(relation), what, f"ALTER TABLE {_name(relation)} REPLICA IDENTITY {identity};")
+    return Lack("error", _table(relation), what, f"ALTER TABLE {_name(relation)} REPLICA IDENTITY {identity};")
 
 
-def _of_slot(facts: Facts) -> Iterator[Finding]:
+def _of_slot(facts: Facts) -> Iterator[Lack]:
     slot = facts.slot()
     if slot is None:
         return
     subject, drop = f"slot {slot.name}", f"SELECT pg_drop_replication_slot({_literal(slot.name)});"
     lost = slot.invalidation_reason or ("its log was removed" if slot.wal_status == "lost" else None)
     if slot.plugin != PLUGIN:
-        yield Finding("error", subject, f"it is one of {slot.plugin or 'a standby'}, not {PLUGIN}: take another name")
+        yield Lack("error", subject, f"it is one of {slot.plugin or 'a standby'}, not {PLUGIN}: take another name")
     elif slot.database != facts.server.database:
-        yield Finding("error", subject, f"it is one of database {slot.database}: take another name")
+        yield Lack("error", subject, f"it is one of database {slot.database}: take another name")
     elif lost or slot.conflicting:
         what = f"the server has invalidated it ({lost or 'conflict'}), so changes are lost: tables must be read again"
-        yield Finding("error", subject, what, f"-- then start the source again, with a snapshot\n{drop}")
+        yield Lack("error", subject, what, f"-- then start the source again, with a snapshot\n{drop}")
     elif slot.wal_status == "unreserved":
         what = "more log is retained than max_slot_wal_keep_size allows, so the server will remove it: run the source now"
-        yield Finding("error", subject, what, f"ALTER SYSTEM SET max_slot_wal_keep_size = -1;\n{_RELOAD}")
+        yield Lack("error", subject, what, f"ALTER SYSTEM SET max_slot_wal_keep_size = -1;\n{_RELOAD}")
     if slot.is_active:
-        yield Finding("warning", subject, f"process {slot.active_pid} of the server is active on it: another run must wait")
+        yield Lack("warning", subject, f"process {slot.active_pid} of the server is active on it: another run must wait")
 
 
-def _of_retention(facts: Facts) -> Iterator[Finding]:
+def _of_retention(facts: Facts) -> Iterator[Lack]:
     """Both ways of ending badly: the disk is full, or the slot is gone."""
     settings = facts.settings
     if settings["max_slot_wal_keep_size"] == "-1":
         what = "max_slot_wal_keep_size has no limit, so the log that a stopped source retains may fill the disk"
         fix = f"ALTER SYSTEM SET max_slot_wal_keep_size = '50GB';  -- what the disk has to spare\n{_RELOAD}"
-        yield Finding("warning", "server", what, fix)
+        yield Lack("warning", "server", what, fix)
     idle = settings.get("idle_replication_slot_timeout", "0")
     if idle != "0":
         what = f"a source that is stopped for {idle} (idle_replication_slot_timeout) loses its slot, and so changes"
-        yield Finding("warning", "server", what, f"ALTER SYSTEM SET idle_replication_slot_timeout = 0;\n{_RELOAD}")
+        yield Lack("warning", "server", what, f"ALTER SYSTEM SET idle_replication_slot_timeout = 0;\n{_RELOAD}")
 
 
-def _of_standbys(facts: Facts) -> Iterator[Finding]:
+def _of_standbys(facts: Facts) -> Iterator[Lack]:
     """Whether the slot outlives a failover to one of those that read the log by a slot here."""
     standbys = [slot.name for slot in facts.slots if slot.plugin is None and slot.is_active and slot.name != facts.wanted.slot]
     if not standbys:
@@ -355,7 +355,7 @@ def _of_standbys(facts: Facts) -> Iterator[Finding]:
     named = ", ".join(standbys)
     if facts.server.version < _FAILOVER_SLOTS * 10000:
         what = f"there are standbys ({named}) and slots are not copied to them before PostgreSQL 17: a failover loses changes"
-        yield Finding("warning", "server", what)
+        yield Lack("warning", "server", what)
         return
     slot = facts.slot()
     if slot is not None and slot.failover is False:
@@ -363,7 +363,7 @@ def _of_standbys(facts: Facts) -> Iterator[Finding]:
         fix = (
             f"-- by a replication connection (psql 'replication=database ...')\nALTER_REPLICATION_SLOT {slot.name} (FAILOVER);"
         )
-        yield Finding("warning", f"slot {slot.name}", what, fix)
+        yield Lack("warning", f"slot {slot.name}", what, fix)
     if not facts.settings.get("synchronized_standby_slots"):
         what = f"changes may be delivered that no standby ({named}) has yet, and a failover takes them back"
         fix = (
@@ -372,17 +372,17 @@ def _of_standbys(facts: Facts) -> Iterator[Finding]:
             "-- and on each standby\nALTER SYSTEM SET sync_replication_slots = on;\n"
             f"ALTER SYSTEM SET hot_standby_feedback = on;\n{_RELOAD}"
         )
-        yield Finding("warning", "server", what, fix)
+        yield Lack("warning", "server", what, fix)
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-def _table(relation: Relation) -> str:
+def _table(relation: PgRelation) -> str:
     return f"table {relation.full_name}"
 
 
-def _name(relation: Relation) -> str:
+def _name(relation: PgRelation) -> str:
     return _quoted(relation.schema, relation.name)
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.postgresql.connection import connect, shown, translated
-from headrace.connectors.postgresql.pgoutput import Changes, Decoded, Decoder
+from headrace.connectors.postgresql.pgoutput import Decoded, Decoder, LoggedChanges
 from headrace.connectors.postgresql.replication import LogConnection, System, lsn_text
 from headrace.connectors.postgresql.rows import OneTableRows, TableRows
 from headrace.connectors.postgresql.seam import SeamFilter
@@ -116,7 +116,7 @@ class LogReader:
         self._open = count_of_last_transaction(decoded) + (0 if has_moved else self._open)
         return self._open if has_moved else max(self._open, self._split.skip)
 
-    def _new_rows(self, changes: Changes, dropped: int) -> tuple[pa.RecordBatch, pa.Int64Array]:
+    def _new_rows(self, changes: LoggedChanges, dropped: int) -> tuple[pa.RecordBatch, pa.Int64Array]:
         """Those that were not read before, and that no chunk has, with their places."""
         rows = self._rows.tables[changes.relation.oid]
         batch, places = rows.placed(changes)
@@ -136,7 +136,9 @@ class LogReader:
         kept = pa.array(np.concatenate(new))
         return batch.filter(kept), places.filter(kept)
 
-    def _is_new(self, rows: TableRows, changes: Changes, batch: pa.RecordBatch, places: pa.Int64Array) -> npt.NDArray[np.bool_]:
+    def _is_new(
+        self, rows: TableRows, changes: LoggedChanges, batch: pa.RecordBatch, places: pa.Int64Array
+    ) -> npt.NDArray[np.bool_]:
         assert self._seam is not None
         seam = dict(self._seam.seam.tables).get(rows.table.full_name)
 
@@ -167,7 +169,7 @@ def count_of_last_transaction(decoded: Decoded) -> int:
     return sum(int(pc.sum(pc.equal(changes.xids, xid)).as_py() or 0) for changes in decoded.changes)
 
 
-def key_texts(changes: Changes, key: Sequence[str], places: pa.Int64Array, operations: pa.StringArray) -> Sequence[Key]:
+def key_texts(changes: LoggedChanges, key: Sequence[str], places: pa.Int64Array, operations: pa.StringArray) -> Sequence[Key]:
     """The key of the rows of these changes, which are at these places of their batch."""
     numbers = pc.index_in(places, changes.places).cast(pa.int64())
     new, old = (pc.index_in(numbers, tuples.changes) for tuples in (changes.new, changes.old))

@@ -38,7 +38,7 @@ Identity = Literal["default", "full", "index", "nothing"]
 _IDENTITIES: dict[int, Identity] = {ord("d"): "default", ord("f"): "full", ord("i"): "index", ord("n"): "nothing"}
 
 INSERT, UPDATE, DELETE, TRUNCATE = b"IUDT"
-"""The operations of `Changes`."""
+"""The operations of `LoggedChanges`."""
 
 
 class RelationColumn(NamedTuple):
@@ -50,7 +50,7 @@ class RelationColumn(NamedTuple):
     in_key: bool  # of the replica identity; with the full row as identity every column is
 
 
-class Relation(NamedTuple):
+class LoggedRelation(NamedTuple):
     """A table as the log describes it ahead of its first change, and again where that has changed."""
 
     oid: int
@@ -72,7 +72,7 @@ class Tuples(NamedTuple):
     unchanged: tuple[pa.Int64Array, ...]
 
 
-class Changes(NamedTuple):
+class LoggedChanges(NamedTuple):
     """Changes of one relation, in the log's order. `places` orders them among those of other relations of the same batch.
 
     An insert has a new row; an update has a new row, and an old one if the replica identity is the full row or its key has
@@ -80,7 +80,7 @@ class Changes(NamedTuple):
     full row. `xids` are those of top-level transactions, in 32 bits.
     """
 
-    relation: Relation
+    relation: LoggedRelation
     operations: pa.UInt8Array
     lsns: pa.Int64Array
     xids: pa.Int64Array
@@ -105,7 +105,7 @@ class Decoded(NamedTuple):
     `is_whole`: it ends with a transaction; otherwise the rest of the last one follows.
     """
 
-    changes: tuple[Changes, ...]
+    changes: tuple[LoggedChanges, ...]
     messages: tuple[Message, ...]
     position: int
     is_whole: bool
@@ -268,7 +268,7 @@ class _Tuples:
 class _Changes:
     """Changes of one relation under construction."""
 
-    def __init__(self, relation: Relation) -> None:
+    def __init__(self, relation: LoggedRelation) -> None:
         self.relation = relation
         self.width = len(relation.columns)
         self.start()
@@ -278,7 +278,7 @@ class _Changes:
         self.operations, self.lsns, self.xids, self.times, self.places = _Longs(), _Longs(), _Longs(), _Longs(), _Longs()
         self.new, self.old = _Tuples(self.width), _Tuples(self.width)
 
-    def finish(self) -> Changes:
+    def finish(self) -> LoggedChanges:
         """What was gathered since the start. Raises CorruptDataError for what is not UTF-8."""
         try:
             new, old = self.new.finish(), self.old.finish()
@@ -288,7 +288,7 @@ class _Changes:
         operations = self.operations.finish(pa.int64()).cast(pa.uint8())
         times = self.times.finish(pa.timestamp("us", "UTC"))
         lsns, xids, places = self.lsns.finish(pa.int64()), self.xids.finish(pa.int64()), self.places.finish(pa.int64())
-        return Changes(self.relation, operations, lsns, xids, times, places, new, old)
+        return LoggedChanges(self.relation, operations, lsns, xids, times, places, new, old)
 
 
 class _Stream:
@@ -657,7 +657,7 @@ class Decoder:
             column = self.string()
             type_oid = self.natural()
             columns.append(RelationColumn(column, type_oid, self.integer(4), bool(flags & 1)))
-        described = Relation(oid, schema or "pg_catalog", name, identity, tuple(columns))
+        described = LoggedRelation(oid, schema or "pg_catalog", name, identity, tuple(columns))
         known: _Changes | None = self.relations.get(oid)
         if known is None or known.relation != described:
             if known is not None:

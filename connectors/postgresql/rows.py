@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.postgresql.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE, Changes, Relation, Tuples
-from headrace.connectors.postgresql.types import OutOfRange, Table, arrow_array, arrow_type
+from headrace.connectors.postgresql.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE, LoggedChanges, LoggedRelation, Tuples
+from headrace.connectors.postgresql.types import OutOfRange, PgTable, arrow_array, arrow_type
 from headrace.enumerator.errors import UsageError
 
 SNAPSHOT = "snapshot"
@@ -38,7 +38,7 @@ METADATA = (*(field.name for field in _SYSTEM), _BEFORE)
 class TableRows:
     """Rows of one table. Raises UsageError for a column that no Arrow type holds, or that is named as our columns."""
 
-    def __init__(self, table: Table, out_of_range: OutOfRange = "error") -> None:
+    def __init__(self, table: PgTable, out_of_range: OutOfRange = "error") -> None:
         self.table = table
         self._out_of_range = out_of_range
         self.values: pa.StructType = pa.struct([pa.field(column.name, arrow_type(column)) for column in table.columns])
@@ -50,14 +50,14 @@ class TableRows:
             )
         self.schema: pa.Schema = pa.schema([*_SYSTEM, pa.field(_BEFORE, self.values), *self.values])
 
-    def changes(self, changes: Changes) -> pa.RecordBatch:
+    def changes(self, changes: LoggedChanges) -> pa.RecordBatch:
         """Rows of the changes, in their order. Raises UsageError if their relation has other columns than the table.
 
         What the log leaves out of an update's new row is taken from the old one if the replica identity is the full row.
         """
         return self.placed(changes)[0]
 
-    def placed(self, changes: Changes) -> tuple[pa.RecordBatch, pa.Int64Array]:
+    def placed(self, changes: LoggedChanges) -> tuple[pa.RecordBatch, pa.Int64Array]:
         """Also the place of each row among all changes of its batch. Raises as `changes` does."""
         if (difference := difference_of(self.table, changes.relation)) is not None:
             raise UsageError(f"the table {self.table.full_name} has changed: {difference}")
@@ -125,14 +125,14 @@ class OneTableRows:
         self.tables: Mapping[int, TableRows] = {rows.table.oid: rows}
         self.schema: pa.Schema = rows.schema
 
-    def changes(self, changes: Sequence[Changes]) -> pa.RecordBatch:
+    def changes(self, changes: Sequence[LoggedChanges]) -> pa.RecordBatch:
         """Rows of the changes of these tables, in the log's order, without those of others. Raises as `TableRows` does."""
         ours = [part for part in changes if part.relation.oid in self.tables]
         return self.merged([(part.relation.oid, *self.tables[part.relation.oid].placed(part)) for part in ours])
 
     def merged(self, parts: Sequence[tuple[int, pa.RecordBatch, pa.Int64Array]]) -> pa.RecordBatch:
         """The rows of tables, by their oids, in the order of the places among all changes that `TableRows.placed` gives."""
-        batch = pa.Table.from_batches([self.widened(oid, batch) for oid, batch, _ in parts], self.schema)
+        batch = pa.PgTable.from_batches([self.widened(oid, batch) for oid, batch, _ in parts], self.schema)
         if len(parts) > 1:
             batch = batch.take(pc.sort_indices(pa.chunked_array([places for _, _, places in parts])))
         (*batches,) = batch.combine_chunks().to_batches()
@@ -173,7 +173,7 @@ class SeveralTablesRows(OneTableRows):
         return pa.record_batch([*batch.columns[:first], before, *structs], self.schema)
 
 
-def rows_of(tables: Sequence[Table]) -> OneTableRows:
+def rows_of(tables: Sequence[PgTable]) -> OneTableRows:
     """Of the tables of a source."""
     rows = [TableRows(table) for table in tables]
     return OneTableRows(rows[0]) if len(rows) == 1 else SeveralTablesRows(rows)
@@ -195,7 +195,7 @@ def table_rows(batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def difference_of(table: Table, relation: Relation) -> str | None:
+def difference_of(table: PgTable, relation: LoggedRelation) -> str | None:
     """In which columns the log's description of the table is another one; None if in none. Their order does not count."""
     known = {column.name: (column.type.oid, column.modifier) for column in table.columns}
     found = {column.name: (column.type_oid, column.modifier) for column in relation.columns}
@@ -208,7 +208,7 @@ def difference_of(table: Table, relation: Relation) -> str | None:
     return "; ".join(said) or None
 
 
-def _key_columns(table: Table, relation: Relation) -> list[int]:
+def _key_columns(table: PgTable, relation: LoggedRelation) -> list[int]:
     """The numbers of the columns, in the relation, by which a change finds its row."""
     key = table.key if relation.identity == "full" else [column.name for column in relation.columns if column.in_key]
     return [number for number, column in enumerate(relation.columns) if column.name in key]
@@ -226,7 +226,7 @@ class _Rows(NamedTuple):
     before: pa.Int64Array
 
 
-def _rows(changes: Changes, key: Sequence[int]) -> _Rows:
+def _rows(changes: LoggedChanges, key: Sequence[int]) -> _Rows:
     count, news = len(changes.lsns), len(changes.new.changes)
     every = _numbers(count)
     new, old = _places_of(changes.new, every), pc.add(_places_of(changes.old, every), news)
@@ -253,7 +253,7 @@ def _rows(changes: Changes, key: Sequence[int]) -> _Rows:
     )
 
 
-def _moved(changes: Changes, key: Sequence[int]) -> pa.Int64Array:
+def _moved(changes: LoggedChanges, key: Sequence[int]) -> pa.Int64Array:
     """The updates that change the key."""
     updated = changes.old.changes.filter(pc.equal(changes.operations.take(changes.old.changes), UPDATE))
     new, old = pc.index_in(updated, changes.new.changes), pc.index_in(updated, changes.old.changes)
@@ -300,7 +300,7 @@ def _struct(kind: pa.StructType, values: Sequence[pa.Array], places: pa.Int64Arr
     return pa.StructArray.from_arrays(values, fields=list(kind), mask=places.is_null())
 
 
-def _unchanged_names(table: Table, unchanged: Sequence[pa.Int64Array], count: int) -> pa.ListArray:
+def _unchanged_names(table: PgTable, unchanged: Sequence[pa.Int64Array], count: int) -> pa.ListArray:
     """For each row the names of the columns that the log leaves out, of the rows of each column."""
     names = pa.array([column.name for column in table.columns], pa.string())
     found = [(rows, number) for number, rows in enumerate(unchanged) if len(rows)]

@@ -11,7 +11,7 @@ import pyarrow.csv as pc
 from psycopg import sql
 
 from headrace.connectors.postgresql.splits import Key, Seen, TableSeam
-from headrace.connectors.postgresql.types import Column, Table
+from headrace.connectors.postgresql.types import PgColumn, PgTable
 from headrace.enumerator.errors import DataLossError
 
 _ROWS = "t"
@@ -24,7 +24,7 @@ _UNBOUNDED_NAMES = {"character": "bpchar", "bit": "varbit"}
 class Followed:
     """A table as its publication has it. `row_filter`: the condition that its rows and changes have to meet, as SQL."""
 
-    table: Table
+    table: PgTable
     row_filter: str | None
     is_partitioned: bool
 
@@ -37,7 +37,7 @@ def created_again(table: str) -> DataLossError:
     )
 
 
-def chunk_key(table: Table) -> tuple[str, ...]:
+def chunk_key(table: PgTable) -> tuple[str, ...]:
     """The columns that a table is cut by: each change has to tell them. None where it has no such key."""
     return tuple(column.name for column in table.columns if column.in_key) if table.identity == "index" else table.key
 
@@ -95,7 +95,7 @@ def read_chunk(
     return _texts(data, [column.name for column in table.columns]), Seen(snapshot, int(lsn))
 
 
-def chunks_of(connection: psycopg.Connection, table: Table, seam: TableSeam, keys: Sequence[Key]) -> Sequence[int]:
+def chunks_of(connection: psycopg.Connection, table: PgTable, seam: TableSeam, keys: Sequence[Key]) -> Sequence[int]:
     """The number of the chunk that each of these keys is in, by the order that the server has them in."""
     if not seam.bounds:
         return [0] * len(keys)
@@ -114,7 +114,7 @@ def chunks_of(connection: psycopg.Connection, table: Table, seam: TableSeam, key
     return [int(number) for (number,) in connection.execute(query, texts)]
 
 
-def _collated(connection: psycopg.Connection, table: Table, column: Column, name: sql.Identifier) -> sql.Composable:
+def _collated(connection: psycopg.Connection, table: PgTable, column: PgColumn, name: sql.Identifier) -> sql.Composable:
     """The name, to be compared as the column is."""
     found = connection.execute(
         "SELECT nspname, collname FROM pg_catalog.pg_attribute JOIN pg_catalog.pg_collation c ON c.oid = attcollation "
@@ -124,11 +124,11 @@ def _collated(connection: psycopg.Connection, table: Table, column: Column, name
     return name if found is None else sql.SQL("{} COLLATE {}").format(name, sql.Identifier(*found))
 
 
-def _column(table: Table, name: str) -> Column:
+def _column(table: PgTable, name: str) -> PgColumn:
     return next(column for column in table.columns if column.name == name)
 
 
-def _cast(column: Column) -> sql.Composable:
+def _cast(column: PgColumn) -> sql.Composable:
     name = column.type.name
     return sql.SQL(_UNBOUNDED_NAMES.get(name, name))
 
@@ -139,7 +139,7 @@ def _from(followed: Followed) -> sql.Composable:
     return sql.SQL("{}{}").format(only, sql.Identifier(followed.table.schema, followed.table.name))
 
 
-def _between(columns: Sequence[Column], lower: Key | None, upper: Key | None) -> sql.Composable:
+def _between(columns: Sequence[PgColumn], lower: Key | None, upper: Key | None) -> sql.Composable:
     """The condition on the key. Rows are compared by the key's index."""
     parts = [sql.SQL("true")]
     names = sql.SQL(", ").join(sql.Identifier(_ROWS, column.name) for column in columns)

@@ -39,7 +39,7 @@ class PgType:
     name: str
     kind: Literal["base", "array", "enum", "domain", "composite", "range", "multirange"]
     element: PgType | None = None
-    fields: tuple[Column, ...] = ()
+    fields: tuple[PgColumn, ...] = ()
     labels: tuple[str, ...] = ()
     modifier: int = -1
     dimensions: int = 0
@@ -47,7 +47,7 @@ class PgType:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class PgColumn:
     """A column of a table, or a field of a composite type. `in_key`: it is in the table's replica identity.
 
     `dimensions` are those declared for an array (attndims); with 0, of a table made by a query, it is taken to have one.
@@ -62,13 +62,13 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PgTable:
     """A table with the columns that are published. `key` has those of its primary key, in the key's order."""
 
     oid: int
     schema: str
     name: str
-    columns: tuple[Column, ...]
+    columns: tuple[PgColumn, ...]
     identity: Literal["default", "full", "index", "nothing"]
     key: tuple[str, ...]
 
@@ -81,12 +81,12 @@ TEXT = PgType(25, "text", "base")
 """The type to give to a column whose values are wanted as PostgreSQL's text."""
 
 
-def arrow_type(column: Column) -> pa.DataType:
+def arrow_type(column: PgColumn) -> pa.DataType:
     """The type of the column's values. Raises UsageError, naming the column, for what no Arrow type holds."""
     return _conversion(column.type, column.modifier, column.dimensions, column.name).arrow
 
 
-def arrow_array(column: Column, texts: pa.StringArray | pa.LargeStringArray, out_of_range: OutOfRange = "error") -> pa.Array:
+def arrow_array(column: PgColumn, texts: pa.StringArray | pa.LargeStringArray, out_of_range: OutOfRange = "error") -> pa.Array:
     """The values of these texts, in `arrow_type(column)`.
 
     Infinite dates and timestamps, timestamps from the year 294247 on, the time 24:00:00, NaN among numerics with a precision,

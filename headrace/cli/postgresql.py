@@ -54,9 +54,9 @@ def check_command(
     """
     with needs_extra("sql", "psycopg"):
         from headrace.connectors.postgresql.catalog import TablePattern
-        from headrace.connectors.postgresql.checks import Wanted, find_problems, read_facts
+        from headrace.connectors.postgresql.checks import WantedSource, find_problems, read_facts
 
-    facts = read_facts(url, Wanted(tuple(map(TablePattern.parse, tables or ())), publication, slot))
+    facts = read_facts(url, WantedSource(tuple(map(TablePattern.parse, tables or ())), publication, slot))
     problems = find_problems(facts)
     rows = [(each.level, each.subject, each.what, each.fix) for each in problems]
     findings = Listing("finding", "Findings", ("level", "subject", "what", "fix"), rows)

@@ -22,7 +22,7 @@ from headrace.connectors.postgresql.catalog import (
     read_tables,
 )
 from headrace.connectors.postgresql.connection import connect
-from headrace.connectors.postgresql.types import Column, PgType, Table
+from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
 from headrace.enumerator.errors import UsageError
 from tests.helpers.databases import psql
 
@@ -41,7 +41,7 @@ def connection(server) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-def table_of(connection: psycopg.Connection, pattern: str, publication: str | None = None) -> Table:
+def table_of(connection: psycopg.Connection, pattern: str, publication: str | None = None) -> PgTable:
     (relation,) = followed(find_relations(connection, [TablePattern.parse(pattern)]))
     published = read_publication(connection, publication) if publication else None
     return read_tables(connection, [relation.oid], published.columns() if published else {})[relation.oid]
@@ -118,7 +118,7 @@ def test_a_table_has_its_columns_its_key_and_its_replica_identity(server, schema
     assert [column.name for column in found.columns] == ["a", "b", "u", "c"]
     assert {column.name for column in found.columns if column.in_key} == in_key
     assert [column.nullable for column in found.columns] == [False, False, False, True]
-    assert found.columns[-1] == Column(
+    assert found.columns[-1] == PgColumn(
         "c", PgType(1700, "numeric", "base"), (5 << 16 | 1) + 4, nullable=True, in_key=named == "full"
     )
 

@@ -30,7 +30,7 @@ from headrace.connectors.postgresql.connection import connect
 from headrace.connectors.postgresql.pgoutput import Decoded, Decoder
 from headrace.connectors.postgresql.replication import LogConnection, lsn_number
 from headrace.connectors.postgresql.rows import TableRows
-from headrace.connectors.postgresql.types import Column, PgType, Table, arrow_array, numeric_modifier
+from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType, arrow_array, numeric_modifier
 from headrace.enumerator.errors import AuthenticationError, DataLossError, RetriableError, UsageError
 from tests.helpers.databases import psql
 
@@ -54,7 +54,7 @@ class Followed:
         create_publication(self.connection, self.name, [(self.name, table) for table in tables])
         create_slot(self.connection, self.name)
 
-    def table(self, name: str = "t") -> Table:
+    def table(self, name: str = "t") -> PgTable:
         (relation,) = find_relations(self.connection, [TablePattern.parse(f"{self.name}.{name}")])
         return read_tables(self.connection, [relation.oid], {})[relation.oid]
 
@@ -98,7 +98,7 @@ def decoded(log: LogConnection, decoder: Decoder, end: int) -> Iterator[Decoded]
             position = max(position, log.passed)
 
 
-def changes_of(followed: Followed, table: Table, start: int = 0, **options: Any) -> list[pa.RecordBatch]:
+def changes_of(followed: Followed, table: PgTable, start: int = 0, **options: Any) -> list[pa.RecordBatch]:
     rows = TableRows(table)
     with closing(followed.log(**options)) as log:
         log.start(start)
@@ -200,7 +200,7 @@ def test_values_of_each_type_are_in_the_log_as_in_a_query_and_as_psycopg_reads_t
         for text in texts:
             followed.connection.execute(f'INSERT INTO {followed.name}.t ("{number}", kind) VALUES (%s, {number})', [text])
     table = followed.table()
-    found = pa.Table.from_batches(changes_of(followed, table)).sort_by("id")
+    found = pa.PgTable.from_batches(changes_of(followed, table)).sort_by("id")
     for number, kind in enumerate(values):
         column = table.columns[number]
         # format uses a type's output function, as the log and COPY do; a cast to text does not always
@@ -261,14 +261,14 @@ def test_any_values_are_what_the_server_was_given(followed, double, single, deci
 
 BYTES, STRINGS = PgType(17, "bytea", "base"), PgType(25, "text", "base")
 COLUMNS_BY_KIND = {
-    "double precision": Column("c", PgType(701, "double precision", "base")),
-    "real": Column("c", PgType(700, "real", "base")),
-    "numeric(60,25)": Column("c", PgType(1700, "numeric", "base"), numeric_modifier(60, 25)),
-    "bytea": Column("c", BYTES),
-    "text[]": Column("c", PgType(1009, "text[]", "array", STRINGS)),
-    "bytea[]": Column("c", PgType(1001, "bytea[]", "array", BYTES)),
-    "timestamptz": Column("c", PgType(1184, "timestamp with time zone", "base")),
-    "date": Column("c", PgType(1082, "date", "base")),
+    "double precision": PgColumn("c", PgType(701, "double precision", "base")),
+    "real": PgColumn("c", PgType(700, "real", "base")),
+    "numeric(60,25)": PgColumn("c", PgType(1700, "numeric", "base"), numeric_modifier(60, 25)),
+    "bytea": PgColumn("c", BYTES),
+    "text[]": PgColumn("c", PgType(1009, "text[]", "array", STRINGS)),
+    "bytea[]": PgColumn("c", PgType(1001, "bytea[]", "array", BYTES)),
+    "timestamptz": PgColumn("c", PgType(1184, "timestamp with time zone", "base")),
+    "date": PgColumn("c", PgType(1082, "date", "base")),
 }
 
 

@@ -6,7 +6,7 @@ pytest.importorskip("psycopg", reason="needs headrace[sql]")
 
 import psycopg
 
-from headrace.connectors.postgresql.catalog import Relation, TablePattern, followed
+from headrace.connectors.postgresql.catalog import PgRelation, TablePattern, followed
 from headrace.connectors.postgresql.connection import SESSION, connect, parameters, shown, translated
 from headrace.enumerator.errors import AuthenticationError, RetriableError, UnclassifiedError, UsageError
 
@@ -85,8 +85,8 @@ def test_what_is_no_name_of_a_table_is_refused(text):
         TablePattern.parse(text)
 
 
-def relation(oid: int, kind: str = "r", persistence: str = "p", root: int | None = None) -> Relation:
-    return Relation(oid, "public", f"t{oid}", kind, persistence, root, 0.0, True, (), False)
+def relation(oid: int, kind: str = "r", persistence: str = "p", root: int | None = None) -> PgRelation:
+    return PgRelation(oid, "public", f"t{oid}", kind, persistence, root, 0.0, True, (), False)
 
 
 def test_followed_are_tables_of_the_log_and_of_a_partitioned_one_the_root():

@@ -8,16 +8,16 @@ import pytest
 
 pytest.importorskip("psycopg", reason="needs headrace[sql]")
 
-from headrace.connectors.postgresql.catalog import Publication, PublishedTable, Relation, Server, Slot, TablePattern
-from headrace.connectors.postgresql.checks import Facts, Finding, Role, Wanted, find_problems
-from headrace.connectors.postgresql.types import Column, PgType, Table
+from headrace.connectors.postgresql.catalog import PgPublication, PgRelation, PublishedTable, Server, Slot, TablePattern
+from headrace.connectors.postgresql.checks import Facts, Lack, PgRole, WantedSource, find_problems
+from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
 
 INTEGER = PgType(23, "integer", "base")
-T = Relation(1, "public", "t", "r", "p", None, 0.0, True, (), False)
-TABLE = Table(1, "public", "t", (Column("id", INTEGER, in_key=True), Column("n", INTEGER)), "default", ("id",))
-NO_IDENTITY = replace(TABLE, columns=(Column("id", INTEGER),))
+T = PgRelation(1, "public", "t", "r", "p", None, 0.0, True, (), False)
+TABLE = PgTable(1, "public", "t", (PgColumn("id", INTEGER, in_key=True), PgColumn("n", INTEGER)), "default", ("id",))
+NO_IDENTITY = replace(TABLE, columns=(PgColumn("id", INTEGER),))
 EVERYTHING = frozenset({"insert", "update", "delete", "truncate"})
-PUBLICATION = Publication("headrace", "owner", False, True, EVERYTHING, (PublishedTable(1, "public", "t"),))
+PUBLICATION = PgPublication("headrace", "owner", False, True, EVERYTHING, (PublishedTable(1, "public", "t"),))
 SLOT = Slot("headrace_a", "pgoutput", "d", None, 0, 0, "reserved", 1, 0, 0, False, False, True, False, None, 0.0)
 STANDBY = replace(SLOT, name="standby1", plugin=None, database=None, active_pid=5, failover=False)
 SETTINGS = {
@@ -34,10 +34,10 @@ SETTINGS = {
 def facts(**changed: Any) -> Facts:
     """Of a server where nothing is missing, but for what is changed."""
     whole: dict[str, Any] = {
-        "wanted": Wanted((TablePattern.parse("t"),), slot="headrace_a"),
+        "wanted": WantedSource((TablePattern.parse("t"),), slot="headrace_a"),
         "server": Server(180004, 1, 1, False, "d"),
         "settings": SETTINGS | changed.pop("settings", {}),
-        "role": Role("r", True, None),
+        "role": PgRole("r", True, None),
         "wal_senders": 1,
         "slots": (SLOT,),
         "publication": PUBLICATION,
@@ -62,8 +62,8 @@ def test_nothing_is_found_where_nothing_is_missing():
             {"slots": [replace(SLOT, name=f"s{number}") for number in range(10)]},
             "error", "server", "all 10 replication slots .* not active: s0, s1", "max_replication_slots = 14;",
         ),
-        ({"role": Role("r", True, "no pg_hba.conf entry")}, "error", "role r", "refused: no pg_hba", ""),
-        ({"role": Role('r"x', False, "denied")}, "error", 'role r"x', "REPLICATION", 'ALTER ROLE "r""x" REPLICATION;'),
+        ({"role": PgRole("r", True, "no pg_hba.conf entry")}, "error", "role r", "refused: no pg_hba", ""),
+        ({"role": PgRole('r"x', False, "denied")}, "error", 'role r"x', "REPLICATION", 'ALTER ROLE "r""x" REPLICATION;'),
         ({"settings": {"idle_replication_slot_timeout": "1d"}}, "warning", "server", "stopped for 1d", "timeout = 0;"),
         ({"settings": {"max_slot_wal_keep_size": "-1"}}, "warning", "server", "fill the disk", "pg_reload_conf"),
         ({"slots": [replace(SLOT, plugin="wal2json")]}, "error", "slot headrace_a", "one of wal2json, not", ""),
@@ -124,9 +124,9 @@ def test_errors_come_first_and_a_table_is_published_after_its_identity_is_repair
         ("error", "publication headrace"),
         ("warning", "server"),
     ]
-    without = facts(publication=None, wanted=Wanted())
+    without = facts(publication=None, wanted=WantedSource())
     assert find_problems(without) == [
-        Finding(
+        Lack(
             "error",
             "publication headrace",
             "database d has no publication headrace, so the server sends no changes",

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.connectors.postgresql.pgoutput import Changes, Decoder
+from headrace.connectors.postgresql.pgoutput import Decoder, LoggedChanges
 from headrace.connectors.postgresql.rows import SeveralTablesRows, TableRows
-from headrace.connectors.postgresql.types import Column, PgType, Table
+from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
 from headrace.enumerator.errors import UsageError
 from tests.helpers.pgoutput import COLUMNS, LSN, OID, XID, commit, delete, insert, relation, start, truncate, update
 
@@ -18,13 +18,13 @@ IDENTITIES = {"default": "d", "full": "f"}
 SYSTEM = ["_op", "_lsn", "_xid", "_committed_at", "_table", "_unchanged", "_before"]
 
 
-def table(identity: str = "default", name: str = "items", oid: int = OID, key: Sequence[str] = ("id",)) -> Table:
+def table(identity: str = "default", name: str = "items", oid: int = OID, key: Sequence[str] = ("id",)) -> PgTable:
     types = {23: "integer", 25: "text"}
-    columns = tuple(Column(name, PgType(kind, types[kind], "base"), in_key=in_key) for name, kind, in_key in COLUMNS)
-    return Table(oid, "public", name, columns, identity, tuple(key))  # type: ignore[arg-type]  # a Literal
+    columns = tuple(PgColumn(name, PgType(kind, types[kind], "base"), in_key=in_key) for name, kind, in_key in COLUMNS)
+    return PgTable(oid, "public", name, columns, identity, tuple(key))  # type: ignore[arg-type]  # a Literal
 
 
-def decoded(*messages: bytes, identity: str = "default") -> Sequence[Changes]:
+def decoded(*messages: bytes, identity: str = "default") -> Sequence[LoggedChanges]:
     flags = [(name, kind, in_key or identity == "full") for name, kind, in_key in COLUMNS]
     described = relation(flags, IDENTITIES[identity])
     (batch,) = Decoder().decode([start(), described, *messages, commit()])
@@ -126,7 +126,7 @@ def test_changes_of_a_table_that_was_altered_are_refused(columns, said):
 
 
 def test_a_column_named_as_ours_is_refused():
-    taken = Table(1, "public", "t", (Column("_before", PgType(25, "text", "base")),), "default", ())
+    taken = PgTable(1, "public", "t", (PgColumn("_before", PgType(25, "text", "base")),), "default", ())
     with pytest.raises(UsageError, match=r"public\.t has a column '_before'"):
         TableRows(taken)
 

@@ -16,7 +16,7 @@ pytest.importorskip("psycopg", reason="needs headrace[sql]")
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import Format
 
-from headrace.connectors.postgresql.types import TEXT, Column, OutOfRange, PgType, arrow_array, arrow_type, numeric_modifier
+from headrace.connectors.postgresql.types import TEXT, OutOfRange, PgColumn, PgType, arrow_array, arrow_type, numeric_modifier
 from headrace.enumerator.errors import CorruptDataError, UsageError
 
 OIDS = {
@@ -35,17 +35,17 @@ def array(element: PgType) -> PgType:
     return PgType(99998, f"{element.name}[]", "array", element)
 
 
-PAIR = PgType(99997, "pair", "composite", fields=(Column("n", base("integer")), Column("t", base("text"))))
+PAIR = PgType(99997, "pair", "composite", fields=(PgColumn("n", base("integer")), PgColumn("t", base("text"))))
 MOOD = PgType(99996, "mood", "enum", labels=("sad", "ok"))
 SHORT = PgType(99995, "short", "domain", base("numeric"), modifier=numeric_modifier(3, 1))
 GRID = PgType(99994, "grid", "domain", array(base("integer")), dimensions=2)
 
 
-def column(kind: PgType | str, modifier: int = -1, dimensions: int = 0) -> Column:
-    return Column("c", base(kind) if isinstance(kind, str) else kind, modifier, dimensions=dimensions)
+def column(kind: PgType | str, modifier: int = -1, dimensions: int = 0) -> PgColumn:
+    return PgColumn("c", base(kind) if isinstance(kind, str) else kind, modifier, dimensions=dimensions)
 
 
-def converted(column: Column, *texts: str | None, out_of_range: OutOfRange = "error") -> pa.Array:
+def converted(column: PgColumn, *texts: str | None, out_of_range: OutOfRange = "error") -> pa.Array:
     """As an array, and the same of a slice of strings of another width."""
     found = arrow_array(column, pa.array(texts, pa.large_string()), out_of_range)
     found.validate(full=True)
@@ -55,7 +55,7 @@ def converted(column: Column, *texts: str | None, out_of_range: OutOfRange = "er
     return found
 
 
-def numeric(precision: int, scale: int) -> Column:
+def numeric(precision: int, scale: int) -> PgColumn:
     return column("numeric", numeric_modifier(precision, scale))
 
 
@@ -157,7 +157,7 @@ def test_what_no_arrow_type_holds_is_an_error_that_names_it_or_a_null(column, te
     found = converted(column, usual, text, usual, out_of_range="null").to_pylist()
     assert [found[0], found[2]] == [expected[0].as_py(), expected[2].as_py()]
     assert found[1] in (None, [None, date(2024, 1, 1)])
-    assert converted(Column("c", TEXT), text).to_pylist() == [text]
+    assert converted(PgColumn("c", TEXT), text).to_pylist() == [text]
 
 
 @pytest.mark.parametrize(
