@@ -105,11 +105,15 @@ class ChangesSource(Source[ChangesSplit]):
         for what, number in (("chunk_rows", chunk_rows), ("max_transaction_bytes", max_transaction_bytes)):
             if type(number) is not int or number < 1:
                 raise UsageError(f"{what} must be a whole number from 1, not {number!r}")
-        self.url, self.publication, self.slot = url, publication, catalog.check_slot_name(slot)
+        self.url: str = url
+        self.publication: str = publication
+        self.slot: str = catalog.check_slot_name(slot)
         if isinstance(tables, str) or not tables:
             raise UsageError(f"tables is a list of names, and not {tables!r}")
-        self.tables = tuple(map(catalog.TablePattern.parse, tables))
-        self.snapshot, self.chunk_rows, self.max_transaction_bytes = snapshot, chunk_rows, max_transaction_bytes
+        self.tables: tuple[catalog.TablePattern, ...] = tuple(map(catalog.TablePattern.parse, tables))
+        self.snapshot: Snapshot = snapshot
+        self.chunk_rows: int = chunk_rows
+        self.max_transaction_bytes: int = max_transaction_bytes
         self._metadata = None if metadata is None else tuple(metadata)
         if unknown := [name for name in self._metadata or () if name not in METADATA]:
             raise UsageError(f"metadata is some of {', '.join(METADATA)}, and not {unknown[0]!r}")

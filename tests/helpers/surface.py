@@ -15,7 +15,7 @@ from typing import Any, ForwardRef
 MODULES = (
     "headrace.kafka", "headrace.sql", "headrace.files", "headrace.formats", "headrace.delta", "headrace.iceberg",
     "headrace.run", "headrace.beam", "headrace.spark", "headrace.testing", "headrace.errors", "headrace.enumerator",
-    "headrace.sinks", "headrace.sources",
+    "headrace.sinks", "headrace.sources", "headrace.postgresql",
 )  # fmt: skip
 
 
