@@ -65,6 +65,11 @@ class ShardState(Generic[HandleT]):
     def handles(self) -> tuple[HandleT, ...]:
         return tuple(entry.handle for entry in self.entries)
 
+    @property
+    def first(self) -> int:
+        """The number of the first transaction, or of the next one."""
+        return min((entry.number for entry in self.entries), default=self.count + 1)
+
     def adding(self, handle: HandleT, *, copied: bool = False) -> ShardState[HandleT]:
         number = self.count + 1
         return replace(self, count=number, entries=(*self.entries, PreparedTransaction(number, handle, copied)))
@@ -161,18 +166,32 @@ class _Slots:
             self.free.append(slot)
 
 
-class _Lifetime:
-    """What is known to be durable since the shard was last restored."""
+class ShardLifetime:
+    """What is known to be durable since the shard was last restored. Another object after each restore."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        """`first`: the first transaction that the restored state names, or may name."""
         self.publication: Publication[int] = Publication()
         self.durable = 0
         """Every transaction up to this number."""
+        self._first = first
+        self._returned: deque[tuple[int, int]] = deque()
 
     def finalised(self, token: FinalizationToken[int]) -> None:
         number = self.publication.finalised(token)
         if number is not None:
             self.durable = max(self.durable, number)
+
+    def returned(self, count: int, first: int) -> None:
+        """A call has returned a state with this count, whose first transaction is this."""
+        if first != (self._returned[-1][1] if self._returned else self._first):
+            self._returned.append((count, first))
+
+    def first(self) -> int:
+        """No state that may be restored names an earlier transaction: a later one than what was returned is durable."""
+        while self._returned and self._returned[0][0] < self.durable:
+            self._first = self._returned.popleft()[1]
+        return self._first
 
 
 class Shard(Generic[HandleT]):
@@ -184,7 +203,7 @@ class Shard(Generic[HandleT]):
 
     def __init__(self) -> None:
         self.slots = _Slots()
-        self.lifetime = _Lifetime()
+        self.lifetime = ShardLifetime()
         self.count: int | None = None
         """`ShardState.count` as the last call returned it; None while a call is under way, and after one that failed."""
         self.cleaned_up_s = 0.0
@@ -204,12 +223,17 @@ class ShardCall(Generic[HandleT]):
         self._now_s = now_s
         self._has_rows = has_rows
         self._before = state.count
-        self._lifetime = shard.lifetime
+        self.lifetime = shard.lifetime
         self._durable = 0
         self._waiting: list[PreparedTransaction[HandleT]] = []
         self._aborted: list[PreparedTransaction[HandleT]] = []
         self._slot: int | None = None
         self._token: FinalizationToken[int] | None = None
+
+    @property
+    def next(self) -> int:
+        """The number of the next transaction."""
+        return self._state.count + 1
 
     def handle(self, event: ShardEvent[HandleT]) -> list[ShardCommand[HandleT]]:
         """Take one event, return what is to be done, in this order; the last command of a call is Return.
@@ -241,7 +265,7 @@ class ShardCall(Generic[HandleT]):
                 return []
             case BundleFinalised():
                 if self._token is not None:
-                    self._lifetime.finalised(self._token)
+                    self.lifetime.finalised(self._token)
                 return []
             case _:
                 assert_never(event)
@@ -252,8 +276,8 @@ class ShardCall(Generic[HandleT]):
         shard = self._shard
         known, shard.count = shard.count, None
         if known != self._state.count:  # restored, or called in another process meanwhile: what was known proves nothing now
-            shard.lifetime = _Lifetime()
-        self._lifetime = shard.lifetime
+            shard.lifetime = ShardLifetime(self._state.first)
+        self.lifetime = shard.lifetime
         if known == self._state.count and self._now_s - shard.cleaned_up_s < CLEAN_UP_S:
             return self._end()
         self.phase = ShardPhase.CLEANING_UP
@@ -286,7 +310,7 @@ class ShardCall(Generic[HandleT]):
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _end(self) -> list[ShardCommand[HandleT]]:
-        self._durable = self._lifetime.durable
+        self._durable = self.lifetime.durable
         self._waiting = [entry for entry in self._state.entries if entry.number <= self._durable]
         if not self._waiting:
             return self._write()
@@ -309,7 +333,8 @@ class ShardCall(Generic[HandleT]):
 
     def _return(self) -> list[ShardCommand[HandleT]]:
         self._shard.count = self._state.count
-        self._token = self._lifetime.publication.register(self._before, self._state.count)
+        self.lifetime.returned(self._state.count, self._state.first)
+        self._token = self.lifetime.publication.register(self._before, self._state.count)
         self.phase = ShardPhase.RETURNED
         return [Return(self._state, awaits_finalisation=self._token is not None)]
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, assert_never
+from weakref import WeakKeyDictionary, finalize
 
 import apache_beam as beam
 import pyarrow as pa
@@ -32,10 +33,10 @@ from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from headrace.connectors.base.capabilities import SingleCommit, shards_of
+from headrace.connectors.base.capabilities import SingleCommit, WriterCommit, shards_of
 from headrace.connectors.base.commit import CleanedUp, CleanUp, Copied, Copy, End, Ended
 from headrace.connectors.base.immediate import ImmediateSink
-from headrace.connectors.base.sink import Attempt, Committer, HandleT, Transaction, TwoPhaseSink
+from headrace.connectors.base.sink import Attempt, CommitList, Committer, HandleT, Transaction, TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam import capabilities
 from headrace.runners.beam import shard as core
@@ -301,39 +302,56 @@ class _Performer(Generic[HandleT]):
         commands = deque(_tell(call, core.CallStarted()))
         try:
             while not isinstance(command := commands.popleft(), core.Return):
-                commands.extend(_tell(call, self._do(command)))
+                commands.extend(_tell(call, self._do(command, call)))
         except BaseException:
             _tell(call, core.CallFailed())
+            self._close()
             raise
-        finally:
-            if self._committer is not None:
-                self._committer.close()
+        if call.lifetime not in _fenced:
+            self._close()
         return command
 
-    def _do(self, command: CleanUp[HandleT] | End[HandleT] | Copy[HandleT] | core.Write) -> core.ShardEvent[HandleT]:
+    def _close(self) -> None:
+        if self._committer is not None:
+            self._committer.close()
+
+    def _do(
+        self, command: CleanUp[HandleT] | End[HandleT] | Copy[HandleT] | core.Write, call: core.ShardCall[HandleT]
+    ) -> core.ShardEvent[HandleT]:
         match command:
             case CleanUp(keep):
-                self._ending().clean_up(keep)
+                committer = self._ending(call.lifetime)
+                if call.lifetime in _fenced:  # what is kept of earlier transactions is of no use, and an older state comes late
+                    committer.record(CommitList(call.lifetime.first(), (), completed=True))
+                committer.clean_up(keep)
                 return CleanedUp()
             case End(handle):
-                return Ended(handle, self._ending().end(handle))
+                return Ended(handle, self._ending(call.lifetime).end(handle))
             case Copy(handles):
-                return Copied((self._ending().copy(handles),))
+                return Copied((self._ending(call.lifetime).copy(handles),))
             case core.Write(slot):
-                with self._sink.begin(Attempt(self._job, 0, slot, self._process, self._process)) as transaction:
+                epoch = call.next if isinstance(self._sink, WriterCommit) else 0
+                with self._sink.begin(Attempt(self._job, epoch, slot, self._process, self._process)) as transaction:
                     transaction.write(_CODER.decode(self._rows))
                     return core.RowsWritten(transaction.prepare())
             case _:
                 assert_never(command)
 
-    def _ending(self) -> Committer[HandleT]:
+    def _ending(self, lifetime: core.ShardLifetime) -> Committer[HandleT]:
         if self._committer is None:
-            self._committer = self._sink.committer(self._job)
+            self._committer = _fenced.get(lifetime) or self._sink.committer(self._job)
+            if isinstance(self._sink, WriterCommit) and lifetime not in _fenced:
+                self._committer.fence()  # once: a zombie worker, whose shard was restored in another process, stays shut out
+                _fenced[lifetime] = self._committer
+                finalize(lifetime, self._committer.close)
         return self._committer
 
 
 _PROCESS = secrets.randbits(62)
 """Part of the names of this process's transactions: no two attempts share one."""
+
+_fenced: WeakKeyDictionary[core.ShardLifetime, Committer[Any]] = WeakKeyDictionary()
+"""Of sinks whose committers clean up only after they have fenced: a shard's, for as long as it is not restored."""
 
 _shards: dict[str, core.Shard[Any]] = {}
 _lock = threading.Lock()

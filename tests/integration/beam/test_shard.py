@@ -2,63 +2,19 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write.sink import KafkaSink
-from headrace.runners.beam.coders import RecordBatchCoder
-from headrace.runners.beam.shard import CLEAN_UP_S, SPARE_SLOTS, BundleFinalised, Shard, ShardState, ShardStateSerializer
-from headrace.runners.beam.write import _Performer
+from headrace.runners.beam.shard import CLEAN_UP_S, SPARE_SLOTS
 from headrace.testing.servers.kafka import BrokerCluster
+from tests.helpers.beam_shards import Runner
 from tests.helpers.kafka_tools import created
 from tests.helpers.sink_rig import eventually, ongoing, read_all, rows, take_over
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
-
-
-class Runner:
-    """Keeps a shard's state, and takes checkpoints of it."""
-
-    def __init__(self, sink: KafkaSink) -> None:
-        self.sink = sink
-        self.shard: Shard[Any] = Shard()
-        self.process = 1
-        self.state: ShardState[Any] = ShardState(uuid.uuid4().hex)
-        self.job = f"{self.state.run}-0"
-        self.checkpoint = self.state
-        self.outstanding: list[Callable[[], object]] = []
-        self.now_s = 0.0
-
-    def call(self, values: Sequence[str] = ()) -> None:
-        data = RecordBatchCoder().encode(rows(values)) if values else b""
-        call = self.shard.call(self.state, self.now_s, has_rows=bool(values))
-        returned = _Performer(self.sink, self.job, data, self.process).perform(call)
-        self.state = returned.state
-        if returned.awaits_finalisation:
-            self.outstanding.append(partial(call.handle, BundleFinalised()))
-
-    def checkpointed(self) -> None:
-        serializer = ShardStateSerializer(self.sink.handles)
-        self.checkpoint = serializer.deserialize(serializer.serialize(self.state), "the checkpoint")
-        outstanding, self.outstanding = self.outstanding, []
-        for finalised in outstanding:
-            finalised()
-
-    def restored(self) -> None:
-        self.state, self.shard, self.outstanding = self.checkpoint, Shard(), []
-        self.process += 1
-
-    def quiet(self) -> None:
-        """Calls without rows, and checkpoints, until whatever is prepared is committed."""
-        for _ in range(3):
-            self.call()
-            self.checkpointed()
-        self.call()
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from headrace.enumerator import errors
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.kafka import KafkaSource, Latest
 from headrace.run import FixedDelay, Pipeline
+from headrace.runners.beam.shard import CLEAN_UP_S
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer
 from headrace.runners.local.commit.committer import RunCommitter
 from headrace.runners.local.events import WorkerHandle
@@ -34,6 +35,7 @@ from headrace.testing import FakeKafka
 from headrace.testing.memory import MemorySplitSerializer
 from headrace.testing.servers.databases import PASSWORD
 from tests.helpers import run_into_sql
+from tests.helpers.beam_shards import Runner
 from tests.helpers.databases import REQUIRED, postgresql, unavailable
 from tests.helpers.sql_rig import Crash, CrashingCommitter, SqlRig, batch, prepare, run_epoch, write_epoch
 
@@ -625,6 +627,24 @@ def full(rig: SqlRig) -> str:
     """The table's name as lists have it."""
     ((schema,),) = rig.execute("SELECT current_schema()" if rig.is_postgresql else "SELECT database()")
     return f"{schema}.{rig.table}"
+
+
+def test_a_shard_of_beam_writes_once_and_keeps_nothing_of_earlier_transactions(rig):
+    rig.create(f"value {'BYTEA' if rig.is_postgresql else 'BLOB'}")
+    runner = Runner(rig.sink())
+    runner.call(["a"])
+    runner.checkpointed()
+    runner.call(["b"])
+    runner.restored()
+    for value in "bcdef":
+        runner.call([value])
+        runner.quiet()
+    runner.now_s += CLEAN_UP_S
+    runner.call()
+    assert [bytes(value) for (value,) in rig.rows()] == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    assert rig.prepared() == set()
+    kept = rig.execute(f"SELECT epoch FROM headrace_transactions WHERE job = '{runner.job}'")
+    assert kept == [(6,)]
 
 
 def test_two_attempts_at_one_unique_key_do_not_wait_for_ever(rig, driver):

@@ -100,7 +100,7 @@ class TrustsFinalisation(InjectedCall):
 
     def _return(self):
         commands = super()._return()
-        self._lifetime.publication.__class__ = Trusting
+        self.lifetime.publication.__class__ = Trusting
         return commands
 
 

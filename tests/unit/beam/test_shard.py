@@ -162,6 +162,18 @@ def test_a_finalisation_of_the_time_before_a_restore_proves_nothing(caller: Call
     assert commands == []
 
 
+def test_a_transaction_is_forgotten_once_a_later_one_than_its_end_is_durable(caller: Caller) -> None:
+    caller.state = ShardState("run", 7, (PreparedTransaction(7, MemoryHandle(70)),))
+    durable(caller)
+    commands, _ = caller.call()
+    assert commands == [End(MemoryHandle(70))]
+    durable(caller)
+    assert caller.shard.lifetime.first() == 7  # the last checkpoint may be older than the call
+    caller.call(has_rows=True)[1]()
+    durable(caller)
+    assert caller.shard.lifetime.first() == 8
+
+
 def test_transactions_that_are_not_ended_have_slots_of_their_own_and_slots_are_used_again(caller: Caller) -> None:
     assert [caller.call(has_rows=True)[0][-1] for _ in range(3)] == [Write(0), Write(1), Write(2)]
     used = []

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from copy import copy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
@@ -18,11 +21,14 @@ from headrace.beam import WriteToKafka
 from headrace.beam.kafka_write import BATCH_BYTES, _ToBatches
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.delta import DeltaSink
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import FencedError, UsageError
+from headrace.files import FileSink
 from headrace.runners.beam.coders import RecordBatchCoder
+from headrace.runners.beam.shard import CLEAN_UP_S
 from headrace.runners.beam.write import PACK_BYTES, Shards, ShardsCoder, WriteExactlyOnce, _Heartbeats, _Pack
 from headrace.sinks import Changes
 from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog
+from tests.helpers.beam_shards import Runner
 
 CONFIG = {"bootstrap.servers": "host:9092"}
 
@@ -139,6 +145,22 @@ def test_a_table_has_no_shards_and_takes_no_changes_by_key() -> None:
         WriteExactlyOnce(DeltaSink("table"), 2)
     with pytest.raises(UsageError, match=r"DeltaSink with changes by key may refuse an epoch.*Write changes by key from Spark"):
         WriteExactlyOnce(DeltaSink("table", changes=Changes(("id",))))
+
+
+def test_a_sink_that_cleans_up_only_when_it_has_fenced_is_written_and_a_zombie_is_shut_out(tmp_path: Path) -> None:
+    runner = Runner(FileSink(str(tmp_path)))
+    runner.call(["a"])
+    runner.checkpointed()
+    runner.call(["b"])
+    zombie = copy(runner)
+    runner.restored()
+    runner.call(["b"])
+    runner.quiet()
+    assert sorted(pq.read_table(path)["value"].to_pylist() for path in tmp_path.glob("*.parquet")) == [[b"a"], [b"b"]]
+    assert not list(tmp_path.glob(f"_headrace/{runner.job}/*"))
+    zombie.now_s += CLEAN_UP_S
+    with pytest.raises(FencedError):
+        zombie.call()
 
 
 FLINK = ["--runner=FlinkRunner", "--streaming"]
