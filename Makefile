@@ -16,7 +16,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam demo-move test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-splits soak-run soak-standby soak-tokens chaos fuzz values mutants requirements clean
+.PHONY: help demo demo-beam demo-move test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-splits soak-files soak-run soak-standby soak-tokens chaos fuzz values mutants requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -92,6 +92,9 @@ soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipe
 
 soak-splits: $(INSTALLED) ## 300 SIGKILLs of Spark's streams over text files that grow and files that come, with speculation (an hour)
 	$(BIN)/python -m tests.soak.split_soak --kills 300 --result benchmarks/results/split-soak.json
+
+soak-files: $(INSTALLED) ## 20,000 files into Kafka, Delta and PostgreSQL by Spark, headrace run and Beam on Flink, under 40 SIGKILLs each (an hour)
+	$(BIN)/python -m tests.soak.files_soak --kills 40 --result benchmarks/results/files-soak.json
 
 soak-standby: $(INSTALLED) ## 200 takeovers of a Spark job by its standby: kills, stops, broker restarts, added partitions (an hour and a quarter)
 	$(BIN)/python -m tests.soak.standby_soak --takeovers 200 --result benchmarks/results/standby-soak.json

@@ -16,9 +16,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 import pyarrow.parquet as pq
@@ -34,6 +35,8 @@ MOST_DELAY_S = 3.0
 TIMEOUT_S = 300.0
 VICTIMS = {"driver": 1, "executor": 2, "worker": 3}
 """Who is killed, and how often in proportion: a driver takes ten seconds to start."""
+
+Victim: TypeAlias = Callable[[psutil.Process], bool]
 
 
 class Input:
@@ -64,21 +67,22 @@ class Input:
 
 
 class Job:
-    """The driver, started again whenever it has ended."""
+    """A Python program, and what it starts; started again whenever it has ended.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        modules = folder / "modules"
-        modules.mkdir()
-        write_lines_module(modules)
-        path = python_path(modules)
-        self._environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    `victims`: which of its processes have these names. The name of any other victim is that of the whole job.
+    """
+
+    def __init__(
+        self, log: Path, arguments: Sequence[str], environment: Mapping[str, str], victims: Mapping[str, Victim]
+    ) -> None:
+        self._log, self._arguments, self._victims = log, arguments, victims
+        self._environment = {**os.environ, "PYTHONPATH": python_path(), **environment}
         self.starts = 0
         self._start()
 
     def _start(self) -> None:
-        with (self._folder / "log").open("ab") as log:
-            command = [sys.executable, str(ROOT / "tests" / "soak" / "split_job.py"), str(self._folder)]
+        with self._log.open("ab") as log:
+            command = [sys.executable, *self._arguments]
             self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log, start_new_session=True)
         self.starts += 1
 
@@ -89,11 +93,11 @@ class Job:
 
     def kill(self, victim: str, moves: random.Random) -> bool:
         """Whether there was one."""
-        if victim == "driver":
+        if victim not in self._victims:
             self._kill_group()
             self._process.wait(60)
             return True
-        found = [process for process in self._processes() if _is(victim, process)]
+        found = [process for process in self._processes() if _is(self._victims[victim], process)]
         if not found:
             return False
         with suppress(psutil.NoSuchProcess):
@@ -119,15 +123,32 @@ class Job:
                 process.kill()
 
 
-def _is(victim: str, process: psutil.Process) -> bool:
-    """Of Python's only those that run tasks, or have run some: forked from a daemon."""
-    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        command = " ".join(process.cmdline())
-        if victim == "executor":
-            return "CoarseGrainedExecutorBackend" in command
-        parent = process.parent()
-        return "daemon" in command and parent is not None and "daemon" in " ".join(parent.cmdline())
+def _is(victim: Victim, process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
+        return victim(process)
     return False
+
+
+def is_executor(process: psutil.Process) -> bool:
+    return "CoarseGrainedExecutorBackend" in " ".join(process.cmdline())
+
+
+def is_python_worker(process: psutil.Process) -> bool:
+    """Of Python's only those that run tasks, or have run some: forked from a daemon."""
+    parent = process.parent()
+    return parent is not None and all("daemon" in " ".join(each.cmdline()) for each in (process, parent))
+
+
+SPARK = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+ON_SPARK: Mapping[str, Victim] = {"executor": is_executor, "worker": is_python_worker}
+
+
+def started(folder: Path) -> Job:
+    modules = folder / "modules"
+    modules.mkdir()
+    write_lines_module(modules)
+    arguments = [str(ROOT / "tests" / "soak" / "split_job.py"), str(folder)]
+    return Job(folder / "log", arguments, {**SPARK, "PYTHONPATH": python_path(modules)}, ON_SPARK)
 
 
 def newest(folder: Path) -> list[int]:
@@ -142,7 +163,7 @@ def output(folder: Path, kind: str) -> Counter[str]:
 
 def run(folder: Path, kills: int, moves: random.Random) -> dict[str, Any]:
     incoming, done, failed = Input(folder, moves), Counter[str](), 0
-    job = Job(folder)
+    job = started(folder)
     try:
         with Progress() as progress:
             task = progress.add_task("kills", total=kills)
