@@ -7,24 +7,30 @@ offset of a partition came once, in order, from the first.
 
 from __future__ import annotations
 
+import json
+import os
 import time
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from apache_beam.transforms.window import FixedWindows
 
 from headrace.beam import ReadFromKafka, ReadFromSource
-from headrace.kafka import At
+from headrace.files import FileSource
+from headrace.kafka import At, KafkaSource, Timestamp
+from headrace.sources import Hybrid, SourceEnd
 from headrace.testing import MemoryLog, MemoryPieces
 from headrace.testing.servers.flink import FlinkCluster
 from headrace.testing.servers.kafka import add_partitions, create_topic
 from tests.helpers.beam_jobs import Counted, Flow, OracleResult, Witness
 from tests.helpers.flink_rig import job, kill_and_restart
-from tests.helpers.kafka_rig import committed
+from tests.helpers.kafka_rig import committed, write_records
 from tests.helpers.kafka_tools import created, produce
 from tests.helpers.waiting import eventually
 
@@ -166,6 +172,24 @@ def test_a_bounded_read_ends_at_its_stop_and_a_restore_reads_none_of_it_again(fl
         assert pipeline.witness.outcomes() == expected
 
 
+COLUMNS = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
+DAY_MS = 86_400_000
+
+
+def day_ms(day: int) -> int:
+    """Long ago: what is written while a test runs is newer."""
+    return 1_700_000_000_000 + day * DAY_MS
+
+
+def write_days(folder: Path, days: int, rows: int) -> None:
+    """A file for each day, modified on that day, as a partition that the witnesses know."""
+    folder.mkdir()
+    for day in range(days):
+        file = folder / f"{day}.jsonl"
+        file.write_text("".join(json.dumps({"topic": f"day-{day}", "partition": 0, "offset": n}) + "\n" for n in range(rows)))
+        os.utime(file, ns=(day_ms(day) * 1_000_000,) * 2)
+
+
 def as_partition(batch: pa.RecordBatch) -> pa.RecordBatch:
     """With the columns that the witnesses ask for."""
     return pa.record_batch({"topic": batch["split"], "partition": [0] * batch.num_rows, "offset": batch["offset"]})
@@ -204,6 +228,52 @@ def test_pieces_found_by_a_cursor_are_read_once_whatever_is_killed(flink: FlinkC
     with job(flink, build, savepoint=savepoint):
         eventually(all_read, seconds=RESTORED_S)
         eventually(lambda: set(log.finished()) == set(log.split_ids()), seconds=RESTORED_S)
+
+
+def test_files_then_the_topic_they_were_written_from_whatever_is_killed(flink, pipeline, topic, tmp_path):
+    """Before, in and after the switch; and moved by savepoints, the first of a job that has not switched yet."""
+    bootstrap, days, rows = pipeline.bootstrap, 60, 4
+    name = created(bootstrap, topic, partitions=2, configs={"retention.ms": "-1"})
+    folder, is_open, switching = tmp_path / "days", tmp_path / "open", tmp_path / "switching"
+    write_days(folder, days, rows)
+    for partition in range(2):
+        records = [{"value": b"x", "timestamp": day_ms(day)} for day in range(days)]
+        write_records(bootstrap, name, records, partition)
+
+    def then(end: SourceEnd) -> KafkaSource:
+        if not is_open.exists():
+            raise ConnectionError("the topic is to be had later")
+        switching.touch()
+        start = Timestamp(end.newest_modified_ms + 1)
+        return KafkaSource(bootstrap, topics=[name], columns=COLUMNS.names, start=start)
+
+    def from_day_zero(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch["topic"][0].as_py() != name:
+            return batch
+        return batch.set_column(2, COLUMNS.field("offset"), pc.subtract(batch["offset"], pa.scalar(days, pa.int64())))
+
+    def build(pipeline_: beam.Pipeline) -> None:
+        source = Hybrid(FileSource(str(folder), format="jsonl", schema=COLUMNS, batch_rows=1), then=then)
+        batches = pipeline_ | ReadFromSource(source, output="arrow", discovery_interval_s=1.0, read_s=0.5)
+        pipeline.witness.read(batches | beam.Map(from_day_zero).with_output_types(pa.RecordBatch))
+
+    with job(flink, build) as job_id:
+        eventually(pipeline.witness.outcomes, seconds=RESTORED_S)
+        kill_and_restart(flink, job_id)
+        savepoint = flink.savepoint(job_id)
+    for partition in range(2):
+        pipeline.flow.add(name, partition)
+    with job(flink, build, savepoint=savepoint) as job_id:
+        is_open.touch()
+        eventually(switching.exists, seconds=RESTORED_S)
+        kill_and_restart(flink, job_id)
+        pipeline.reads(f"{name}-1")
+        kill_and_restart(flink, job_id)
+        savepoint = flink.savepoint(job_id)
+    with job(flink, build, savepoint=savepoint):
+        written = {f"day-{day}-0": rows for day in range(days)} | pipeline.flow.stop()
+        expected = {each: OracleResult(count, 0) for each, count in written.items()}
+        eventually(lambda: pipeline.witness.outcomes() == expected, seconds=RESTORED_S)
 
 
 def test_each_slot_has_a_reader(flink: FlinkCluster, pipeline: Pipeline, topic):
