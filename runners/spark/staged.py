@@ -11,6 +11,7 @@ in the envelope of `headrace.enumerator.envelope`, version 1. Only the last stag
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,12 +23,16 @@ from pyspark.sql.types import StructType
 
 from headrace.connectors.base.hybrid import HybridSource
 from headrace.enumerator.envelope import Envelope, stored_number, stored_object
+from headrace.enumerator.errors import is_retriable
 from headrace.enumerator.source import JsonObject, Source
+from headrace.enumerator.source_driver import FailureLog
 from headrace.runners.spark.bounded import loaded, pickled
 from headrace.runners.spark.log_read import WHERE, LogRead
 from headrace.runners.spark.readers import offset_of, text_of
 from headrace.runners.spark.split_readers import SplitStreamReader
 from headrace.runners.spark.split_stream import SplitRead
+
+log = logging.getLogger(__name__)
 
 STAGE = Envelope("headrace-stage", "offset of a batch")
 
@@ -85,6 +90,7 @@ class StagedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._job, self._schema, self._reader_of = read, schema, reader_of
         self._readers: dict[str, Any] = {}
         self._pins_end = False
+        self._outages = FailureLog()
 
     def __getstate__(self) -> Mapping[str, Any]:
         return {"job": pickled((self._job, self._reader_of)), "schema": self._schema}
@@ -106,7 +112,16 @@ class StagedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = reader.latestOffset(place.offset, reader.getDefaultReadLimit())
         if end != place.offset:
             return replace(place, offset=end).to_offset()
-        following = self._following(place, reader)
+        try:
+            following = self._following(place, reader)
+        except Exception as error:
+            if self._pins_end or not is_retriable(error):
+                raise
+            if self._outages.failed():
+                log.warning("the query continues, but not with its next source until this is over: %s", error)
+            return start
+        if self._outages.worked():
+            log.warning("the query continues with its next source")
         return start if following is None else following.to_offset()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name

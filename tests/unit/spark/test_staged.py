@@ -155,6 +155,29 @@ def test_no_switch_before_the_finished_splits_are_reported(query: Query, monkeyp
     assert HISTORY.finished == ["1", "2", "3"]
 
 
+def test_a_switch_waits_for_the_next_source(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AvailableNow cannot wait: it would end, as if there were nothing."""
+    for _ in range(2):
+        query.plan()
+        query.run()
+    away = RetriableError("no broker answers")
+
+    def fails(_self: Topic) -> Any:
+        raise away
+
+    with monkeypatch.context() as outage:
+        outage.setattr(Topic, "create_discovery", fails)
+        assert not query.plan()
+        query.restart()
+        assert not query.plan()
+        query.restart()
+        query.reader.prepareForTriggerAvailableNow()
+        with pytest.raises(RetriableError, match="no broker answers"):
+            query.plan()
+    assert query.plan()
+    assert query.run() == ["t0"]
+
+
 def test_an_offset_of_another_kind_of_source_is_refused(query: Query) -> None:
     with pytest.raises(StateError, match="the query's checkpoint: the offset of a batch cannot be read"):
         query.reader.latestOffset({"t": {"0": 1}}, ReadAllAvailable())
