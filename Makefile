@@ -16,7 +16,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam demo-move test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-splits soak-files soak-run soak-standby soak-tokens chaos fuzz values mutants requirements clean
+.PHONY: help demo demo-beam demo-move test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-splits soak-files soak-hybrid soak-run soak-standby soak-tokens chaos fuzz values mutants requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -95,6 +95,9 @@ soak-splits: $(INSTALLED) ## 300 SIGKILLs of Spark's streams over text files tha
 
 soak-files: $(INSTALLED) ## 20,000 files into Kafka, Delta and PostgreSQL by Spark, headrace run and Beam on Flink, under 40 SIGKILLs each (an hour)
 	$(BIN)/python -m tests.soak.files_soak --kills 40 --result benchmarks/results/files-soak.json
+
+soak-hybrid: $(INSTALLED) ## 30 SIGKILLs each under Spark, headrace run and Beam on Flink, before, in and after the switch from a year of files to a topic (an hour)
+	for engine in run spark flink; do $(BIN)/python -m tests.soak.hybrid_soak --engine $$engine --kills 10 --result benchmarks/results/hybrid-soak.json || exit 1; done
 
 soak-standby: $(INSTALLED) ## 200 takeovers of a Spark job by its standby: kills, stops, broker restarts, added partitions (an hour and a quarter)
 	$(BIN)/python -m tests.soak.standby_soak --takeovers 200 --result benchmarks/results/standby-soak.json
