@@ -11,7 +11,6 @@ from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
 from headrace.connectors.files.read.columns import FileRows, check_fits, plain_schema
 from headrace.connectors.files.read.split import FileSplit
@@ -20,6 +19,7 @@ from headrace.connectors.formats.avro.schema import parse
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, UsageError
 
 _IPC_MAGIC = b"ARROW1"
+_PARQUET = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # as nanoseconds, the end of time would be another year
 
 
 class ColumnarFormat(ABC):
@@ -43,13 +43,13 @@ class Parquet(ColumnarFormat):
     is_cut = True
 
     def schema(self, file: pa.NativeFile) -> pa.Schema:
-        return pq.read_schema(file)
+        return _with_instants(_PARQUET.make_fragment(file))
 
     def read(self, file: pa.NativeFile, split: FileSplit, wanted: pa.Schema, batch_rows: int) -> Iterator[FileRows]:
         """By pyarrow's dataset, which reads ahead in other threads."""
-        fragment = ds.ParquetFileFormat().make_fragment(file)
+        fragment = _PARQUET.make_fragment(file)
         found = fragment.physical_schema
-        check_fits(found, wanted)
+        check_fits(_with_instants(fragment), wanted)
         groups, behind = list(split.share(fragment.num_row_groups)), split.delivered
         rows = fragment.metadata
         while groups and rows.row_group(groups[0]).num_rows <= behind:
@@ -117,6 +117,27 @@ class Avro(ColumnarFormat):
         while rows := _taken(records, batch_rows):
             columns = {each.name: pa.array([_plain(row[each.name]) for row in rows], each.type) for each in kept}
             yield FileRows(columns, len(rows), len(rows))
+
+
+def _with_instants(fragment: ds.ParquetFileFragment) -> pa.Schema:
+    """The file's columns, those of INT96 as instants, which they are to Spark, Hive and Impala, who write them."""
+    found, columns = fragment.physical_schema, fragment.metadata.schema
+    stored = [columns.column(number).physical_type for number in range(len(columns))]
+    if "INT96" not in stored:
+        return found
+    leaves = iter(stored)
+    return pa.schema([each.with_type(_instants(each.type, leaves)) for each in found])
+
+
+def _instants(kind: pa.DataType, leaves: Iterator[str]) -> pa.DataType:
+    """`leaves`: how the columns are stored that a type consists of, in its order."""
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_instants(each.type, leaves)) for each in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_instants(kind.key_type, leaves), _instants(kind.item_type, leaves))
+    if pa.types.is_list(kind):
+        return pa.list_(_instants(kind.value_type, leaves))
+    return pa.timestamp("us", "UTC") if next(leaves) == "INT96" else kind
 
 
 def _is_ipc_file(file: pa.NativeFile) -> bool:

@@ -216,6 +216,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         return pa.struct([pa.field(each.name, _plain(each.type)) for each in kind])
     if types.is_large_list(kind):
         return pa.large_list(_plain(kind.value_type))
+    if types.is_map(kind):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
     return pa.list_(_plain(kind.value_type)) if types.is_list(kind) else kind
 
 
@@ -235,7 +237,7 @@ def check_fits(found: pa.Schema, wanted: pa.Schema) -> None:
 
 
 def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether every value of one type is one of the other: the same kind, and at least as wide."""
+    """Whether values of one type are of the other: the same kind, and at least as wide. Of times the values decide."""
     types = pa.types
     found = found.value_type if types.is_dictionary(found) or types.is_run_end_encoded(found) else found
     if found == wanted or types.is_null(found):
@@ -245,6 +247,8 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
         return all(each.name not in inner or fits(inner[each.name], each.type) for each in wanted)
     if _is_list(found) and _is_list(wanted):
         return fits(found.value_type, wanted.value_type)
+    if types.is_map(found) and types.is_map(wanted):
+        return fits(found.key_type, wanted.key_type) and fits(found.item_type, wanted.item_type)
     if types.is_integer(found):
         return _holds_integers(found, wanted)
     if types.is_floating(found):
@@ -252,11 +256,10 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
     if types.is_decimal(found) and types.is_decimal(wanted):
         return bool(found.scale <= wanted.scale and found.precision - found.scale <= wanted.precision - wanted.scale)
     if types.is_timestamp(found) and types.is_timestamp(wanted):
-        return (found.tz is None) == (wanted.tz is None) and _UNITS.index(found.unit) <= _UNITS.index(wanted.unit)
+        return (found.tz is None) == (wanted.tz is None)
     return any(found in kinds and wanted in kinds for kinds in _ALIKE)
 
 
-_UNITS = ("s", "ms", "us", "ns")
 _ALIKE = ((pa.string(), pa.large_string(), pa.string_view()), (pa.binary(), pa.large_binary(), pa.binary_view()))
 
 
@@ -275,7 +278,10 @@ def _holds_integers(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def conformed(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column whose type `fits`, as one of this type: fields of structs by name, those that are not there null."""
+    """A column whose type `fits`, as one of this type: fields of structs by name, those that are not there null.
+
+    Raises ArrowInvalid for a time that the type does not hold.
+    """
     if pa.types.is_struct(kind) and pa.types.is_struct(column.type):
         parts = {each.name: part for each, part in zip(column.type, column.flatten(), strict=True)}
         inner = [

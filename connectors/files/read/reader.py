@@ -94,7 +94,11 @@ class _OpenPiece:
             return SplitBatch(self.split, _no_rows(self._plan.columns.schema), finished=True)
         if not is_last:
             self._ahead = self._threads.submit(self._advance)
-        batch = self._batch(found)
+        try:
+            batch = self._batch(found)
+        except pa.ArrowInvalid as error:  # of a time that the column's type does not hold
+            rest, is_last = self._bad_file(error), True
+            batch = _no_rows(self._plan.columns.schema) if rest is None else self._batch(rest)
         return SplitBatch(self.split, batch, is_last)
 
     def close(self) -> FileSplit:

@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
@@ -206,6 +207,35 @@ def test_a_type_fits_where_all_its_values_do(tmp_path, found_type, fits):
     else:
         with pytest.raises(CorruptDataError, match="its column 'a' is"):
             rows(source)
+
+
+def test_times_as_spark_writes_them(tmp_path):
+    """INT96 is an instant, at any depth; as nanoseconds, which Arrow reads by itself, the end of time would be another year."""
+    end = datetime(9999, 12, 31, tzinfo=UTC)
+    naive = pa.timestamp("us")
+    columns = {"t": naive, "l": pa.list_(naive), "s": pa.struct([("n", pa.int8()), ("t", naive)]), "m": pa.map_(naive, naive)}
+    row = {"t": end, "l": [end], "s": {"n": 1, "t": end}, "m": [(end, end)]}
+    table = pa.table({name: pa.array([row[name]], kind) for name, kind in columns.items()})
+    pq.write_table(table, tmp_path / "a", use_deprecated_int96_timestamps=True)
+    assert FileSource(str(tmp_path)).schema.field("t").type == pa.timestamp("us", "UTC")
+    assert rows(FileSource(str(tmp_path))) == [tuple(row.values())]
+
+
+@pytest.mark.parametrize(("nanoseconds", "is_held"), [(5_000, True), (5_001, False)])
+def test_a_time_is_taken_where_it_keeps_its_digits(tmp_path, nanoseconds, is_held):
+    parquet(tmp_path / "f", pa.table({"t": pa.array([nanoseconds], pa.timestamp("ns"))}))
+    source = FileSource(str(tmp_path), schema=pa.schema([("t", pa.timestamp("us"))]), on_bad_record="keep")
+    read = rows(source.with_columns(["t", "badReason"]))
+    assert [row[0] for row in read] == [datetime(1970, 1, 1, microsecond=5) if is_held else None]  # noqa: DTZ001 - it has none
+    assert read[0][1] is None if is_held else read[0][1].endswith("would lose data: 5001")
+
+
+def test_maps_of_other_files(tmp_path):
+    """Whose values are always there, narrower, or structs that lack a field."""
+    kind = pa.map_(pa.string(), pa.struct([("a", pa.int64()), ("b", pa.string())]))
+    found = pa.map_(pa.string(), pa.field("value", pa.struct([pa.field("a", pa.int8(), nullable=False)]), nullable=False))
+    parquet(tmp_path / "f", pa.table({"m": pa.array([[("k", {"a": 1})]], found)}))
+    assert rows(FileSource(str(tmp_path), schema=pa.schema([("m", kind)]))) == [[("k", {"a": 1, "b": None})]]
 
 
 def test_partitions_are_columns(tmp_path):
