@@ -40,7 +40,7 @@ from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome, RecordedEpoch, Transaction, TwoPhaseSink
 from headrace.connectors.files.formats import FileFormat, RowWriter, create_writer, has_codec
 from headrace.connectors.files.handles import CLEANED_UP, OPEN, FileHandle, FileHandleSerializer, temporary_name
-from headrace.connectors.files.store import Store, is_local, normal_path, open_store
+from headrace.connectors.files.store import TABLES, Store, is_local, normal_path, open_store
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 WORK = "_headrace"
 ROW_GROUP_BYTES = 64 << 20
 _LIST = re.compile(r"([A-Za-z0-9_-]{1,100})\.(\d{12})\.json")
-_TABLES = {"_delta_log": "Delta Lake", "_spark_metadata": "a streaming query's own file sink"}
 _NO_LIST = b"null"  # a driver has fenced, and nothing was ever recorded
 _LOOKS = 100  # every look that fails means that another driver has just written a list
 
@@ -348,7 +347,7 @@ class _Lists:
 
 
 def _refuse_tables(store: Store, path: str) -> None:
-    for folder, whose in _TABLES.items():
+    for folder, whose in TABLES.items():
         if store.names(folder):
             raise UsageError(
                 f"{path}: this folder is a table of {whose}: its readers see the files that {folder} lists, and would never "

@@ -25,6 +25,8 @@ from uuid import uuid4
 
 from headrace.enumerator.errors import UsageError
 
+TABLES = {"_delta_log": "Delta Lake", "_spark_metadata": "a streaming query's own file sink"}
+"""Whose readers go by what they name in this folder."""
 _LOCAL = ("file:", "local:")
 _WITH_BUCKETS = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"))
 """Stores that need no folders, and in which making one makes its bucket (its container) if there is none."""

@@ -41,6 +41,7 @@ class DefaultSource(DataSource):
             ) from error
         require_pyspark()
         super().__init__(options)
+        self._inferred: str | None = None  # pickled after `schema`, so each reader knows it
 
     @classmethod
     def name(cls) -> str:
@@ -56,7 +57,8 @@ class DefaultSource(DataSource):
         if connector == FILES:
             from headrace.spark.files_read import file_schema
 
-            return file_schema(options)
+            types, self._inferred = file_schema(options)
+            return types
         return default_schema(any_read(options))
 
     def reader(self, schema: StructType) -> BatchReader[KafkaSplit] | BoundedReader:
@@ -68,7 +70,7 @@ class DefaultSource(DataSource):
         if connector == FILES:
             from headrace.spark.files_read import file_reader
 
-            return file_reader(options, schema)
+            return file_reader(options, schema, self._inferred)
         return BatchReader(kafka_read(options, Mode.BATCH, schema), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader[KafkaSplit] | SplitStreamReader[Any]:  # noqa: N802 - Spark's name
@@ -80,7 +82,7 @@ class DefaultSource(DataSource):
         if connector == FILES:
             from headrace.spark.files_read import file_stream_reader
 
-            return file_stream_reader(options, schema)
+            return file_stream_reader(options, schema, self._inferred)
         return StreamReader(kafka_read(options, Mode.STREAM, schema), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter[Any]:  # noqa: FBT001 - Spark's signature

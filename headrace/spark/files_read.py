@@ -13,13 +13,15 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from headrace.connectors.files.read.columns import data_columns
 from headrace.connectors.files.read.source import FileSource
 from headrace.enumerator.errors import UsageError
 from headrace.runners.restarts import duration_s
 from headrace.runners.spark.bounded import BoundedReader, pickled, spark_types
 from headrace.runners.spark.split_readers import SplitStreamReader
 from headrace.runners.spark.split_stream import SplitRead
-from headrace.spark.options import Option, OptionTable, choice, integer, json_object, one_of, text
+from headrace.spark.options import Option, OptionTable, boolean, choice, integer, json_object, one_of, text
+from headrace.spark.time_zone import session_time_zone, zone
 
 
 class SparkReadFormat(StrEnum):
@@ -57,6 +59,15 @@ OPTIONS = OptionTable(
             "on_bad_record",
         ),
         Option(
+            "failOnDataLoss",
+            boolean,
+            "whether a file that is gone before it was read fails the query (default `true`)",
+            "fail_on_data_loss",
+        ),
+        Option(
+            "timeZone", zone, "of JSON times without a zone. Default: the session's, `spark.sql.session.timeZone`", "time_zone"
+        ),
+        Option(
             "splitBytes", integer(1), "larger files are read in pieces of at most this size. Default 128 MiB", "split_bytes"
         ),
         Option(
@@ -78,23 +89,27 @@ OPTIONS = OptionTable(
 )
 
 
-def file_schema(options: Mapping[str, str]) -> StructType:
-    """The columns of a user who gave no schema: those of the oldest file. Reads it."""
-    return spark_types(_source(OPTIONS.parse(options)[0], None, watch=False))
+def file_schema(options: Mapping[str, str]) -> tuple[StructType, str | None]:
+    """The columns of a user who gave no schema: those of the oldest file, which is read. Also as checkpoints have them."""
+    source = _source(OPTIONS.parse(options)[0], pa.schema([]), None, watch=False)
+    return spark_types(source), source.plan.pinned_schema
 
 
-def file_reader(options: Mapping[str, str], schema: StructType) -> BoundedReader:
-    """A frame of the files that there are. Raises UsageError naming the option that is missing, unknown or wrong."""
+def file_reader(options: Mapping[str, str], schema: StructType, inferred: str | None) -> BoundedReader:
+    """A frame of the files that there are. `inferred`: from `file_schema`, None of a schema that the user gave.
+
+    Raises UsageError naming the option that is missing, unknown or wrong.
+    """
     arrow = to_arrow_schema(schema, timezone="UTC")
-    return BoundedReader(pickled(_source(OPTIONS.parse(options)[0], arrow, watch=False)), arrow)
+    return BoundedReader(pickled(_source(OPTIONS.parse(options)[0], arrow, inferred, watch=False)), arrow)
 
 
-def file_stream_reader(options: Mapping[str, str], schema: StructType) -> SplitStreamReader[Any]:
+def file_stream_reader(options: Mapping[str, str], schema: StructType, inferred: str | None) -> SplitStreamReader[Any]:
     """A stream of the files that there are, and those that come. Raises as `file_reader`."""
     given, _ = OPTIONS.parse(options)
     arrow = to_arrow_schema(schema, timezone="UTC")
     read: SplitRead[Any] = SplitRead(
-        source=_source(given, arrow, watch=True),
+        source=_source(given, arrow, inferred, watch=True),
         most_splits=given.get("maxFilesPerTrigger", SplitRead.most_splits),
         most_bytes=given.get("maxBytesPerTrigger"),
         savepoint=given.get("startFromSavepoint"),
@@ -102,16 +117,20 @@ def file_stream_reader(options: Mapping[str, str], schema: StructType) -> SplitS
     return SplitStreamReader(read, arrow)
 
 
-def _source(given: Mapping[str, Any], schema: pa.Schema | None, *, watch: bool) -> FileSource:
-    arguments = OPTIONS.arguments(given)
-    if schema is not None:
-        arguments |= {"schema": schema, "columns": schema.names}
+def _source(given: Mapping[str, Any], schema: pa.Schema, inferred: str | None, *, watch: bool) -> FileSource:
+    """`schema`: of the user, empty if there is none; with `inferred`, of that."""
+    arguments: dict[str, Any] = {"time_zone": session_time_zone} | OPTIONS.arguments(given)
+    if len(schema) and inferred is None:
+        arguments |= {"schema": data_columns(schema, given.get("onBadRecord", "fail")), "columns": schema.names}
     if watch:
         arguments["after_read"] = _after_read(given)
     else:
         arguments.pop("discovery_interval_s", None)
     form = given.get("fileFormat", SparkReadFormat.PARQUET)
-    return FileSource(given["path"], format="jsonl" if form is SparkReadFormat.JSON else form.value, watch=watch, **arguments)
+    name = "jsonl" if form is SparkReadFormat.JSON else form.value
+    source = FileSource(given["path"], format=name, watch=watch, **arguments)
+    source.plan.pin_schema(inferred)
+    return source
 
 
 def _after_read(given: Mapping[str, Any]) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
@@ -25,6 +23,7 @@ from headrace.connectors.formats.registry.schemas import RegisteredSchema, Schem
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, quoted_part
 from headrace.connectors.kafka.read.typed import BadRecords
 from headrace.enumerator.errors import StateError, UsageError
+from headrace.spark.time_zone import session_time_zone
 
 if TYPE_CHECKING:
     from headrace.connectors.formats.registry.client import SchemaRegistry
@@ -416,13 +415,6 @@ def _inline(field: Field, given: Mapping[str, Any]) -> str | None:
         return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"option '{field}SchemaFile': {path} cannot be read: {error}") from error
-
-
-def session_time_zone() -> str:
-    """The zone of the session whose task this is. If it has no setting, Spark's is that of the driver's machine."""
-    context = TaskContext.get()
-    said = None if context is None else context.getLocalProperty("spark.sql.session.timeZone")
-    return said or os.environ.get("TZ") or os.path.realpath("/etc/localtime").partition("/zoneinfo/")[2] or "UTC"
 
 
 def _without_schema(

@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import Any, Literal, TypeGuard
 
 from headrace.connectors.formats.by_name import FormatSpec
-from headrace.connectors.formats.json_times import check_zone
 from headrace.connectors.formats.registry.schemas import SchemaReference
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.topology import TopicPartition
@@ -33,6 +32,7 @@ from headrace.spark.options import (
     text,
     verbatim,
 )
+from headrace.spark.time_zone import zone
 
 
 class Delivery(StrEnum):
@@ -140,14 +140,6 @@ def _format(option: Option, value: str) -> FormatSpec:
     return RECORD_FORMATS[word]
 
 
-def _zone(option: Option, value: str) -> str:
-    try:
-        check_zone(word := text(option, value))
-    except UsageError as error:
-        raise UsageError(f"option '{option.name}': {error}") from error
-    return word
-
-
 def _references(option: Option, value: str) -> tuple[SchemaReference, ...]:
     wanted = 'a JSON list of objects like {"name": "air.City", "subject": "city-value", "version": 1}'
     found = as_json(value)
@@ -237,7 +229,7 @@ _SOURCE: tuple[Option, ...] = (
         )
         for field in FIELDS
     ),
-    Option("timeZone", _zone, "ours: of JSON times without a zone. Default: the session's, `spark.sql.session.timeZone`"),
+    Option("timeZone", zone, "ours: of JSON times without a zone. Default: the session's, `spark.sql.session.timeZone`"),
     Option("onBadRecord", choice(BadRecord), "ours: what cannot be decoded: `fail` (default), `keep`, or `skip`"),
     Option("commitOffsetsToGroup", text, "ours, streaming: commit offsets to this group as batches complete"),
     Option("jvmCheckpoint", text, "ours: path of the JVM connector's checkpoint, if that query was killed in its first batch"),

@@ -201,6 +201,12 @@ def partition_schema(paths: Iterable[str]) -> pa.Schema:
 # --- types ------------------------------------------------------------------------------------------------------------
 
 
+def data_columns(schema: pa.Schema, on_bad: BadRecords) -> pa.Schema:
+    """Those of a schema that files may have, and not this source: one has the name and the type of a column of its own."""
+    own = {METADATA: METADATA_TYPE} | (_BAD_TYPES if on_bad == "keep" else {})
+    return pa.schema([each for each in schema if each.name not in own or _plain(each.type) != _plain(own[each.name])])
+
+
 def plain_schema(schema: pa.Schema) -> pa.Schema:
     """A schema without metadata, dictionaries, and columns that cannot be null; a column without any value is text."""
     return pa.schema([pa.field(each.name, _plain(each.type)) for each in schema])

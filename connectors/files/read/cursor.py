@@ -67,6 +67,11 @@ class Remembered:
         self._known: dict[int, tuple[int, int]] = {}  # digest of a path to time and version
         self._times, self._digests, self._versions = _arrays()  # of the same files, in order: what is stored
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a file was found by its time."""
+        return bool(self._times) or self.horizon != _NEVER
+
     def finding(self, key: Key) -> FileStatus:
         """What a file with this key is."""
         known = self._known.get(key[1])

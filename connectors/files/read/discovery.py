@@ -19,6 +19,7 @@ from headrace.enumerator.source import DiscoveryResult, IncrementalDiscovery, Js
 log = logging.getLogger(__name__)
 
 _VERSION = 1  # of the cursor
+_LEAST_HANDLED = 100_000
 
 
 class FileDiscovery(IncrementalDiscovery[FileSplit]):
@@ -35,6 +36,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         self._remembered = Remembered()
         self._name = ""
         self._handled: set[int] = set()
+        self._most_handled = _LEAST_HANDLED
         self._waiting: deque[FoundFile] = deque()
 
     def after(self, cursor: JsonObject | None, limit: int) -> DiscoveryResult[FileSplit]:
@@ -43,6 +45,8 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         Raises UsageError for a folder that is not there at the start, or whose store has no times; RetriableError for a store
         that is away; DataLossError for a file that has changed where that fails; StateError for a cursor that cannot be read.
         """
+        if cursor is None:
+            self._plan.refuse_tables(self._folder)
         if cursor is None or cursor != self._last:
             self._restore(cursor)
         if not self._waiting:
@@ -82,11 +86,25 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"a cursor of files cannot be read: {error!r}") from error
         self._remembered = Remembered.restored(found)
+        self._check_order()
+        if self._plan.watch:
+            self._remembered.end = None  # of a bounded read, which this one continues
         self._plan.pin_schema(pinned)
+
+    def _check_order(self) -> None:
+        by_time = self._plan.order == "time"
+        if self._name if by_time else self._remembered.is_in_use:
+            raise StateError(
+                f"{self._plan.path}: the checkpoint is of order={'name' if by_time else 'time'!r}, and by "
+                f"order={self._plan.order!r} all files would be read again: keep the order, or start with a new checkpoint"
+            )
 
     def _list(self, *, missing: type[HeadraceError]) -> None:
         """Put what is new among the files that wait. `missing` is raised for a folder that is not there."""
         try:
+            if len(self._handled) > self._most_handled:  # files that are gone are forgotten
+                self._handled &= set(map(hash, self._folder.list_files(())))
+                self._most_handled = max(_LEAST_HANDLED, 2 * len(self._handled))
             listed = self._folder.list_files(self._handled)
         except FileNotFoundError as error:
             raise missing(f"there is no folder or file {self._plan.path}: create it, or correct the path") from error

@@ -140,9 +140,9 @@ class _LocalFolder(Folder):
                     if error.errno in (errno.ENOENT, errno.ELOOP):  # removed just now, or a link to nothing
                         continue
                     raise
-                if hash((prefix + entry.name, status.st_size, status.st_mtime_ns)) in skipped or is_hidden(entry.name):
+                file = FoundFile(prefix + entry.name, status.st_size, status.st_mtime_ns or 1)  # 0 means that there is none
+                if hash(file) in skipped or is_hidden(entry.name):
                     continue
-                file = FoundFile(prefix + entry.name, status.st_size, status.st_mtime_ns)
                 if stat.S_ISDIR(status.st_mode):
                     (links if entry.is_symlink() else folders).append(file.path)
                 elif status.st_size and stat.S_ISREG(status.st_mode):
@@ -151,7 +151,7 @@ class _LocalFolder(Folder):
     def find(self, path: str) -> FoundFile:
         with _translated(self._path(path), _of_the_system):
             status = os.stat(self._path(path))
-            return FoundFile(path, status.st_size, status.st_mtime_ns)
+            return FoundFile(path, status.st_size, status.st_mtime_ns or 1)
 
     def open(self, path: str) -> pa.NativeFile:
         with _translated(self._path(path), _of_the_system):

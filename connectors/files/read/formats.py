@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -20,26 +20,29 @@ from headrace.connectors.files.read.lines import (
     sample_lines,
 )
 from headrace.connectors.files.read.split import FileSplit
+from headrace.connectors.formats.json_times import check_zone
 from headrace.enumerator.errors import UsageError
 
 _COLUMNAR: dict[str, ColumnarFormat] = {"parquet": Parquet(), "arrow": ArrowIpc(), "avro": Avro()}
-_LINES: dict[str, LineFormat] = {"jsonl": LinesOfJson(), "text": LinesOfText()}
-NAMES = (*_COLUMNAR, *_LINES, "csv")
+NAMES = (*_COLUMNAR, "jsonl", "text", "csv")
 _PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 """What is unpacked: files of lines, by the ending of their names. The other formats pack by themselves."""
 
 
 @dataclass(frozen=True)
 class ReadFormat:
-    """A format by its name, and how CSV is written. Raises UsageError for a name that there is not."""
+    """A format by its name, how CSV is written, and the zone of JSON's times. Raises UsageError for what there is not."""
 
     name: str
     csv: Csv
+    time_zone: str | Callable[[], str] = "UTC"
 
     def __post_init__(self) -> None:
         """Refuse what there is not."""
         if self.name not in NAMES:
             raise UsageError(f"format must be one of {', '.join(NAMES)}, or Csv(...), not {self.name!r}")
+        if isinstance(self.time_zone, str):
+            check_zone(self.time_zone)
 
     def can_cut(self, path: str) -> bool:
         """Whether this file can be read in ranges."""
@@ -64,7 +67,9 @@ class ReadFormat:
         return read_lines(unpacked, split, self._lines(columns.names), wanted, batch_rows)
 
     def _lines(self, names: Sequence[str]) -> LineFormat:
-        return LinesOfCsv(self.csv, names) if self.name == "csv" else _LINES[self.name]
+        if self.name == "csv":
+            return LinesOfCsv(self.csv, names)
+        return LinesOfText() if self.name == "text" else LinesOfJson(self.time_zone)
 
     @staticmethod
     def _codec(path: str) -> str | None:

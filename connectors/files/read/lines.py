@@ -6,7 +6,7 @@ Bad lines are found by halving. A CSV file whose values hold newlines is read as
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,8 +97,8 @@ class TextDecoder:
 class JsonDecoder:
     """A line is an object."""
 
-    def __init__(self, kind: pa.DataType) -> None:
-        self._format = JsonFormat(kind)
+    def __init__(self, kind: pa.DataType, time_zone: str | Callable[[], str]) -> None:
+        self._format = JsonFormat(kind, time_zone=time_zone)
         self._parsing = arrow_json.ParseOptions(explicit_schema=pa.schema(list(kind)), unexpected_field_behavior="ignore")
         self._is_plain = as_texts(kind) == kind
 
@@ -225,15 +225,18 @@ class LinesOfText:
         return pa.schema([("value", pa.string())])
 
 
+@dataclass(frozen=True)
 class LinesOfJson:
-    """An object in each line."""
+    """An object in each line. `time_zone`: as `JsonFormat` has it."""
+
+    time_zone: str | Callable[[], str] = "UTC"
 
     has_header = False
     skips_blank = True
 
     def decoder(self, wanted: pa.Schema, first_line: bytes) -> LineDecoder:
         """As `JsonFormat` has it."""
-        return JsonDecoder(pa.struct(list(wanted)))
+        return JsonDecoder(pa.struct(list(wanted)), self.time_zone)
 
     def inferred(self, sample: bytes) -> pa.Schema:
         """As pyarrow does it."""

@@ -16,7 +16,7 @@ from headrace.connectors.files.read.cursor import age_order
 from headrace.connectors.files.read.folders import Folder, FoundFile, open_folder
 from headrace.connectors.files.read.formats import ReadFormat
 from headrace.connectors.files.read.split import FileSplit, shown
-from headrace.connectors.files.store import is_local, normal_path
+from headrace.connectors.files.store import TABLES, is_local, normal_path
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, StateError, UsageError
 
 log = logging.getLogger(__name__)
@@ -168,6 +168,18 @@ class FilePlan:
     def folder(self) -> Folder:
         """The files."""
         return open_folder(self.path, self.storage_options, self.filesystem)
+
+    def refuse_tables(self, folder: Folder) -> None:
+        """Raise UsageError for a folder whose files count only if a log in it names them: there are removed ones, too."""
+        for name, owner in TABLES.items():
+            try:
+                folder.find(name)
+            except (FileNotFoundError, HeadraceError):
+                continue  # what does not answer fails when it is listed
+            raise UsageError(
+                f"{self.path} is written by {owner}: which files count is in {name}, and others there would be read, too, such "
+                "as removed ones or those of failed tasks. Read it as what it is"
+            )
 
     def remove(self, splits: Sequence[FileSplit]) -> None:
         """Archive or delete the files, if that is asked for. What fails is logged, and the file stays."""

@@ -11,9 +11,11 @@ from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs as arrow_fs
 
 from headrace.connectors.files.read.cursor import MOST_REMEMBERED, FileStatus, Remembered
 from headrace.connectors.files.read.discovery import FileDiscovery
@@ -175,6 +177,41 @@ def test_a_bounded_read_ends_with_what_was_there_first(tmp_path):
 
 
 @pytest.mark.parametrize("order", ["time", "name"])
+def test_watching_continues_a_bounded_read(tmp_path, order):
+    write(tmp_path / "1", NOW_S)
+    _, cursor = found(source_of(tmp_path, watch=False, order=order))
+    write(tmp_path / "2", NOW_S + 1)
+    assert paths(found(source_of(tmp_path, watch=False, order=order), cursor)) == []
+    assert paths(found(source_of(tmp_path, order=order), cursor)) == ["2"]
+
+
+def test_what_is_gone_is_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.connectors.files.read.discovery._LEAST_HANDLED", 2)
+    source, cursor = source_of(tmp_path), None
+    with closing(source.create_discovery()) as discovery:
+        for number in range(9):
+            write(tmp_path / str(number), NOW_S + number)
+            answer = discovery.after(cursor, 10)
+            assert [split.path for split in answer.added] == [str(number)]
+            cursor = answer.cursor
+            (tmp_path / str(number - 1)).unlink(missing_ok=True)
+        assert len(discovery._handled) <= 3
+
+
+@pytest.mark.parametrize("name", ["_delta_log", "_spark_metadata"])
+def test_a_table_of_others_is_refused(tmp_path, name):
+    """At the start: its folder has files that do not count."""
+    write(tmp_path / "1", NOW_S)
+    assert paths(found(source_of(tmp_path / "1"))) == ["./1"]
+    _, cursor = found(source_of(tmp_path))
+    (tmp_path / name).mkdir()
+    assert paths(found(source_of(tmp_path), cursor)) == []
+    for arguments in ({}, {"filesystem": fsspec.filesystem("file")}, {"filesystem": arrow_fs.LocalFileSystem()}):
+        with pytest.raises(UsageError, match=f"which files count is in {name}"):
+            found(source_of(tmp_path, **arguments))
+
+
+@pytest.mark.parametrize("order", ["time", "name"])
 def test_what_fails_takes_no_file(tmp_path, order):
     """No schema can be inferred of a file that is not whole yet. It is found once that works, as it is then."""
     source = source_of(tmp_path, format="parquet", schema=None, order=order)
@@ -203,11 +240,27 @@ def test_names_that_sort_by_time(tmp_path, look):
     assert len(json.dumps(cursor)) < 300
 
 
-def test_a_store_without_times_has_names(tmp_path):
+def test_a_store_without_times_has_names(tmp_path, monkeypatch):
+    """Which a local file never is, though its time be the epoch, as in images of containers."""
     write(tmp_path / "1", 0)
+    assert paths(found(source_of(tmp_path))) == ["1"]
+    store = fsspec.filesystem("file")
+    monkeypatch.setattr("headrace.connectors.files.read.folders._TIMES", ())
     with pytest.raises(UsageError, match="1: its store has no times of files: read them in the order of names"):
-        found(source_of(tmp_path))
-    assert paths(found(source_of(tmp_path, order="name"))) == ["1"]
+        found(source_of(tmp_path, filesystem=store))
+    assert paths(found(source_of(tmp_path, filesystem=store, order="name"))) == ["1"]
+
+
+@pytest.mark.parametrize(("order", "other"), [("time", "name"), ("name", "time")])
+def test_another_order_at_a_restore_is_refused(tmp_path, order, other):
+    """By which all files would be new. Before the first one, there is nothing to read again."""
+    _, cursor = found(source_of(tmp_path, order=order))
+    write(tmp_path / "1", NOW_S)
+    assert paths(found(source_of(tmp_path, order=other), cursor)) == ["1"]
+    for watch in (True, False):
+        _, cursor = found(source_of(tmp_path, order=order, watch=watch))
+        with pytest.raises(StateError, match=f"the checkpoint is of order='{order}', and by order='{other}' all files"):
+            found(source_of(tmp_path, order=other), cursor)
 
 
 def test_only_names_of_a_pattern(tmp_path, look):

@@ -226,7 +226,7 @@ def test_a_time_is_taken_where_it_keeps_its_digits(tmp_path, nanoseconds, is_hel
     parquet(tmp_path / "f", pa.table({"t": pa.array([nanoseconds], pa.timestamp("ns"))}))
     source = FileSource(str(tmp_path), schema=pa.schema([("t", pa.timestamp("us"))]), on_bad_record="keep")
     read = rows(source.with_columns(["t", "badReason"]))
-    assert [row[0] for row in read] == [datetime(1970, 1, 1, microsecond=5) if is_held else None]  # noqa: DTZ001 - it has none
+    assert [row[0] for row in read] == [datetime(1970, 1, 1, microsecond=5) if is_held else None]
     assert read[0][1] is None if is_held else read[0][1].endswith("would lose data: 5001")
 
 
