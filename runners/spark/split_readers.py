@@ -10,7 +10,7 @@ from typing import Any, Generic
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
 from headrace.enumerator.split import SplitT
 from headrace.runners.spark.bounded import converted, loaded, pickled
@@ -20,6 +20,9 @@ from headrace.runners.spark.reports import QUERY_ID, report
 from headrace.runners.spark.split_state import Unread
 from headrace.runners.spark.split_stream import PlannedTask, SplitPlanner, SplitRead
 from headrace.runners.spark.tasks import read_splits, well_sized
+
+
+_MOST_FILES = (1 << 31) - 1  # the JVM's
 
 
 class TaskPartition(InputPartition, Generic[SplitT]):
@@ -53,9 +56,11 @@ class SplitStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Gen
         return offset_of(self._planner.initial_offsets())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        return ReadAllAvailable()  # limits are the planner's
+        return ReadMaxFiles(min(self._job.most_splits, _MOST_FILES))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        if isinstance(limit, ReadAllAvailable):  # of a query that is triggered once
+            self._planner.take_all()
         end = self._planner.next_offsets(text_of(start))
         report(None)  # of which query, is not known here
         return offset_of(end)

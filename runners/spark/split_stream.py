@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Generic
 
 from headrace.enumerator.errors import UsageError, is_retriable
-from headrace.enumerator.source import DiscoveryResult, IncrementalDiscovery, Source, SourceReader
+from headrace.enumerator.source import ALL_SPLITS, DiscoveryResult, IncrementalDiscovery, Source, SourceReader
 from headrace.enumerator.source_driver import FailureLog
 from headrace.enumerator.split import SizedSplit, SplitT
 from headrace.runners.spark.planning import packed
@@ -91,6 +91,10 @@ class SplitPlanner(SourcePlanner[SplitT]):
         self._last_closed: tuple[str, Sequence[TaskEnds[SplitT]]] | None = None
         self._probe: tuple[tuple[SplitT, ...], SourceReader[SplitT]] | None = None
         self._is_pinned = False
+
+    def take_all(self) -> None:
+        """A batch of finite splits has all that there are: the query is triggered once."""
+        self._read = replace(self._read, most_splits=ALL_SPLITS, most_bytes=None)
 
     def initial_offsets(self) -> str:
         """The mark of a query without a checkpoint; the same text however often Spark asks. Does no I/O."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from headrace.connectors.base.hybrid import HybridSource
@@ -104,16 +104,16 @@ class StagedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _Place(0, None, self._reader(0, None).initialOffset()).to_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        return ReadAllAvailable()  # each stage has its own
+        return ReadMaxFiles(1)  # whatever it is: each stage has its own
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
         place = _Place.of(start)
         reader = self._reader(place.stage, place.after)
-        end = reader.latestOffset(place.offset, reader.getDefaultReadLimit())
+        end = reader.latestOffset(place.offset, _of_stage(limit, reader))
         if end != place.offset:
             return replace(place, offset=end).to_offset()
         try:
-            following = self._following(place, reader)
+            following = self._following(place, reader, limit)
         except Exception as error:
             if self._pins_end or not is_retriable(error):
                 raise
@@ -151,7 +151,7 @@ class StagedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for reader in self._readers.values():
             reader.stop()
 
-    def _following(self, place: _Place, reader: Any) -> _Place | None:  # noqa: ANN401 - of one of several kinds
+    def _following(self, place: _Place, reader: Any, limit: ReadLimit) -> _Place | None:  # noqa: ANN401 - of several kinds
         """The first batch of the next stage, once this one is read."""
         if place.stage == len(self._job.source.stages) - 1 or not isinstance(reader, SplitStreamReader):
             return None
@@ -160,7 +160,7 @@ class StagedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         after = self._job.source.end_of(place.stage, place.after, over.cursor, over.finished)
         following = self._reader(place.stage + 1, after)
-        first = following.latestOffset(following.initialOffset(), following.getDefaultReadLimit())
+        first = following.latestOffset(following.initialOffset(), _of_stage(limit, following))
         return _Place(place.stage + 1, after, first)
 
     def _reader(self, stage: int, after: JsonObject | None) -> Any:  # noqa: ANN401 - of one of several kinds
@@ -170,3 +170,9 @@ class StagedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._pins_end:
                 made.prepareForTriggerAvailableNow()
         return self._readers[key]
+
+
+def _of_stage(limit: ReadLimit, reader: Any) -> ReadLimit:  # noqa: ANN401 - of one of several kinds
+    """A query that is triggered once has no limit; else it is the stage's own."""
+    own: ReadLimit = reader.getDefaultReadLimit()
+    return limit if isinstance(limit, ReadAllAvailable) else own

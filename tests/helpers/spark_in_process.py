@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 ZONE = "Europe/Berlin"
 _attempts = count()
@@ -123,7 +122,7 @@ class InProcessQuery:
         """A batch up to its entry in the offset log: Spark may be killed after this. None where there is nothing to do."""
         last = self._last("offsets")
         start = self._start(0 if last is None else last + 1)
-        end = self._reader.latestOffset(start, ReadAllAvailable())
+        end = self._reader.latestOffset(start, self._reader.getDefaultReadLimit())
         if end == start:
             return None
         batch = 0 if last is None else last + 1

@@ -73,7 +73,7 @@ class Query:
         self.reader = StagedStreamReader(self._read, spark_types(self._read.source), _stream_reader)
 
     def plan(self) -> bool:
-        end = self.reader.latestOffset(self.offsets[-1], ReadAllAvailable())
+        end = self.reader.latestOffset(self.offsets[-1], self.reader.getDefaultReadLimit())
         if end == self.offsets[-1]:
             return False
         self.offsets.append(end)
@@ -95,6 +95,16 @@ def query(asked: list[int], tmp_path: Path) -> Query:
         HISTORY.add(name, name)
     TOPIC.add("t", "t0")
     return Query(asked, tmp_path)
+
+
+def test_a_query_that_is_triggered_once_has_no_limit(query: Query) -> None:
+    """Spark says so by the limit that it gives. Else a batch has two splits here."""
+    query.offsets.append(query.reader.latestOffset(query.offsets[-1], ReadAllAvailable()))
+    assert query.run() == ["1", "2", "3"]
+    query.restart()
+    query.offsets.pop()
+    assert query.plan()
+    assert query.run() == ["1", "2"]
 
 
 def test_each_record_is_read_once_in_the_order_of_the_stages(query: Query, asked: list[int]) -> None:
