@@ -40,11 +40,16 @@ class UnfitTimes(NamedTuple):
 
 def as_texts(kind: pa.DataType) -> pa.DataType:
     """The type with strings in place of timestamps."""
+    return with_times(kind, pa.string())
+
+
+def with_times(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
+    """The type with another in place of timestamps."""
     if pa.types.is_timestamp(kind):
-        return pa.string()
+        return time
     if pa.types.is_struct(kind):
-        return pa.struct([each.with_type(as_texts(each.type)) for each in kind])
-    return pa.list_(as_texts(kind.value_type)) if pa.types.is_list(kind) else kind
+        return pa.struct([each.with_type(with_times(each.type, time)) for each in kind])
+    return pa.list_(with_times(kind.value_type, time)) if pa.types.is_list(kind) else kind
 
 
 def as_times(values: pa.Array, kind: pa.DataType, zone: str, unfit: list[UnfitTimes], path: str = "") -> pa.Array:

@@ -156,6 +156,7 @@ def _avro() -> Any:  # noqa: ANN401 - a module without types
         import fastavro
     except ImportError as error:
         raise UsageError("Avro files need fastavro: pip install 'headrace[avro]'") from error
+    fastavro.read.LOGICAL_READERS.setdefault("fixed-uuid", lambda value, *_: UUID(bytes=value))  # which it leaves as bytes
     return fastavro
 
 

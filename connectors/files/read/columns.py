@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -171,18 +172,33 @@ def _bad_column(name: str, found: FileRows, split: FileSplit) -> pa.Array:
 
 def partition_keys(path: str) -> list[str]:
     """The names of the columns that this path has values for, as Hive writes them: `day=2024-01-01/hour=7/file`."""
-    return [part.partition("=")[0] for part in path.split("/")[:-1] if "=" in part]
+    return [_partition(part)[0] for part in path.split("/")[:-1] if "=" in part]
+
+
+def _partition(folder: str) -> tuple[str, str]:
+    """A folder's column, and its value as it is written: `%` and two hex digits are a byte, of both."""
+    name, _, value = folder.partition("=")
+    return unquote(name), value
 
 
 def partition_values(path: str, schema: pa.Schema) -> dict[str, pa.Scalar]:
     """The values that a path has for columns of this schema, in their types."""
-    names = [name for name in partition_keys(path) if name in schema.names]
-    if not names:
+    parts = [_partition(part) for part in shown(path).split("/")[:-1] if "=" in part]
+    values = {name: value for name, value in parts if name in schema.names}
+    if not values:
         return {}
-    kinds = pa.schema([schema.field(name) for name in names])
+    kinds = [schema.field(name).type for name in values]
+    parsed = [pa.string() if pa.types.is_decimal(kind) else kind for kind in kinds]  # pyarrow parses no decimals
+    numbered = pa.schema([(str(number), kind) for number, kind in enumerate(parsed)])  # a name may have any character
+    folders = "".join(f"{number}={value}/" for number, value in enumerate(values.values()))
     try:
-        found = ds.get_partition_keys(ds.partitioning(kinds, flavor="hive").parse(shown(path)))
-        return {name: pa.scalar(found.get(name), kinds.field(name).type) for name in names}
+        if len(values) < sum(name in values for name, _ in parts):
+            raise pa.ArrowInvalid("a column is in it twice")
+        found = ds.get_partition_keys(ds.partitioning(numbered, flavor="hive").parse(folders))
+        return {
+            name: pa.scalar(found.get(str(number)), parsed[number]).cast(kind)
+            for number, (name, kind) in enumerate(zip(values, kinds, strict=True))
+        }
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise CorruptDataError(f"{shown(path)}: the path has a value that is not of the schema's type: {error}") from error
 
@@ -192,8 +208,8 @@ def partition_schema(paths: Iterable[str]) -> pa.Schema:
     found: dict[str, bool] = {}
     for path in paths:
         for part in path.split("/")[:-1]:
-            name, equals, value = part.partition("=")
-            if equals:
+            if "=" in part:
+                name, value = _partition(part)
                 found[name] = found.get(name, True) and (_WHOLE.fullmatch(value) is not None or value == _HIVE_NULL)
     return pa.schema([(name, pa.int64() if is_whole else pa.string()) for name, is_whole in found.items()])
 

@@ -17,7 +17,7 @@ from pyarrow import json as arrow_json
 
 from headrace.connectors.files.read.columns import BadRow, FileRows
 from headrace.connectors.files.read.split import FileSplit
-from headrace.connectors.formats.json_times import as_texts
+from headrace.connectors.formats.json_times import as_texts, with_times
 from headrace.connectors.formats.json_values import JsonFormat
 from headrace.connectors.formats.plain import StringFormat
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, is_text
@@ -239,8 +239,20 @@ class LinesOfJson:
         return JsonDecoder(pa.struct(list(wanted)), self.time_zone)
 
     def inferred(self, sample: bytes) -> pa.Schema:
-        """As pyarrow does it."""
-        return arrow_json.read_json(pa.BufferReader(sample)).schema
+        """As pyarrow does it; times as they are read here, with a zone where they have one."""
+        found, lines = arrow_json.read_json(pa.BufferReader(sample)).schema, _filled(as_lines(sample))
+        return pa.schema([_timed(each, lines) for each in found])
+
+
+def _timed(field: pa.Field, lines: pa.Array) -> pa.Field:
+    """The column of these lines with times that all of them have, else with texts. pyarrow's are of no zone, and seconds."""
+    if as_texts(field.type) == field.type:
+        return field
+    for time in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        timed = field.with_type(with_times(field.type, time))
+        if not JsonFormat(pa.struct([timed])).decode(lines).bad:
+            return timed
+    return field.with_type(as_texts(field.type))
 
 
 @dataclass(frozen=True)
@@ -271,6 +283,8 @@ class LinesOfCsv:
         return arrow_csv.read_csv(pa.BufferReader(sample), read_options=reading, parse_options=_parsing(self.csv)).schema
 
     def _names(self, header: bytes) -> list[str]:
+        if b"\r" in header.rstrip(b"\r"):
+            raise CorruptDataError("its lines end with a carriage return alone: a line ends with a newline, or with both")
         table = arrow_csv.read_csv(pa.BufferReader(header + b"\n"), parse_options=_parsing(self.csv))
         return list(table.column_names)
 
@@ -316,12 +330,14 @@ def _fields(values: pa.StructArray) -> dict[str, pa.Array]:
     return dict(zip((each.name for each in values.type), values.flatten(), strict=True))
 
 
+def _filled(lines: pa.Array) -> pa.Array:
+    """Those that are not blank."""
+    blank = pc.match_substring_regex(lines, r"\A[ \t\r]*\z")
+    return lines.filter(pc.invert(blank)) if pc.any(blank).as_py() else lines
+
+
 def _decoded(lines: pa.Array, decoder: LineDecoder, lines_of: LineFormat) -> FileRows:
-    rows = lines
-    if lines_of.skips_blank:
-        blank = pc.match_substring_regex(lines, r"\A[ \t\r]*\z")
-        if pc.any(blank).as_py():
-            rows = lines.filter(pc.invert(blank))
+    rows = _filled(lines) if lines_of.skips_blank else lines
     values, bad = decoder.decode(rows)
     found = [BadRow(each.row, each.reason, rows[each.row].as_py()) for each in bad]
     return FileRows(_fields(values), len(rows), len(lines), found)

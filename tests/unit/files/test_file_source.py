@@ -8,6 +8,7 @@ import pickle
 import random
 from contextlib import suppress
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from uuid import uuid4
 
@@ -245,10 +246,55 @@ def test_partitions_are_columns(tmp_path):
     source = FileSource(str(tmp_path))
     assert source.schema == pa.schema([*AB, ("day", pa.int64()), ("city", pa.string())])
     assert sorted(rows(source)) == [(0, "x0", 1, "a/b"), (1, "x1", None, "7")]
-    given = FileSource(str(tmp_path), schema=pa.schema([("city", pa.string()), ("day", pa.int8())]))
-    assert sorted(rows(given)) == [("7", None), ("a/b", 1)]
+    given = FileSource(str(tmp_path), schema=pa.schema([("city", pa.string()), ("day", pa.decimal128(5, 2))]))
+    assert sorted(rows(given)) == [("7", None), ("a/b", Decimal(1))]
+    parquet(tmp_path / "named" / "a%3Db%2Fc=x=y" / "f", TABLE.slice(0, 1))
+    assert batches_of(FileSource(str(tmp_path / "named"))) == [{"a": 0, "b": "x0", "a=b/c": "x=y"}]
     with pytest.raises(CorruptDataError, match="the path has a value that is not of the schema's type"):
         rows(FileSource(str(tmp_path), schema=pa.schema([("city", pa.int64())])))
+
+
+def batches_of(source: FileSource) -> list[dict[str, object]]:
+    return [row for batch in batches(source, found(source)[0]) for row in batch.records.to_pylist()]
+
+
+@pytest.mark.parametrize(("texts", "kind"), [
+    (["2024-01-01T00:00:00Z", "2024-01-01T02:00:00+02:00"], pa.timestamp("us", "UTC")),
+    (["2024-01-01T00:00:00", "2024-01-01 00:00"], pa.timestamp("us")),
+    (["2024-01-01T00:00:00Z", "tomorrow"], pa.string()),
+])  # fmt: skip
+def test_times_of_json_without_a_schema(tmp_path, texts, kind):
+    """Read as what they were inferred to be: with a zone, or without one, to the microsecond."""
+    (tmp_path / "f").write_text("".join(f'{{"t":"{text}","l":[{{"t":"{text}"}}]}}\n' for text in texts))
+    source = FileSource(str(tmp_path), format="jsonl")
+    assert source.schema == pa.schema([("t", kind), ("l", pa.list_(pa.struct([("t", kind)])))])
+    read = rows(source)
+    assert [row[0] for row in read] == [row[1][0]["t"] for row in read]
+    (tmp_path / "later").write_text(f'{{"t":"{texts[0].replace("00:00:00", "00:00:00.5")}"}}\n')
+    assert "5" in str(rows(source)[-1][0])
+
+
+def test_times_of_json_without_a_zone_are_in_that_of_the_source(tmp_path):
+    (tmp_path / "f").write_text('{"t":"2024-07-01T12:00:00"}\n')
+    schema = pa.schema([("t", pa.timestamp("s", "UTC"))])
+    for zone, hour in (("UTC", 12), (lambda: "Europe/Berlin", 10)):
+        (time,) = rows(FileSource(str(tmp_path), format="jsonl", schema=schema, time_zone=zone))
+        assert time.hour == hour
+
+
+def test_csv_whose_lines_end_with_a_carriage_return_alone(tmp_path):
+    """Its first line, the header, would be all of it."""
+    (tmp_path / "f").write_bytes(b"a,b\r1,x\r")
+    with pytest.raises(CorruptDataError, match="its lines end with a carriage return alone"):
+        rows(FileSource(str(tmp_path), format="csv", schema=AB))
+
+
+def test_an_avro_uuid_of_bytes(tmp_path):
+    fastavro = pytest.importorskip("fastavro")
+    kind = {"type": "fixed", "name": "id", "size": 16, "logicalType": "uuid"}
+    with (tmp_path / "f").open("wb") as file:
+        fastavro.writer(file, {"type": "record", "name": "r", "fields": [{"name": "id", "type": kind}]}, [{"id": b"\xff" * 16}])
+    assert rows(FileSource(str(tmp_path), format="avro")) == ["ffffffff-ffff-ffff-ffff-ffffffffffff"]
 
 
 def test_metadata_is_given_if_it_is_asked_for(tmp_path):
