@@ -308,7 +308,7 @@ class FsspecStore(Store):
 def normal_path(path: str) -> str:
     """The folder as every process will understand it: an absolute local path, or a URL. Raises UsageError for anything else."""
     if not path:
-        raise UsageError("a file sink needs the path of a folder")
+        raise UsageError("the path of a folder is needed, and this one is empty")
     for scheme in _LOCAL:
         if path.startswith(scheme):
             local = path.removeprefix(scheme)

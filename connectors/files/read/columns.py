@@ -248,8 +248,17 @@ def digest_of(schema: pa.Schema) -> str:
     return hashlib.sha256(repr([(each.name, str(each.type)) for each in schema]).encode()).hexdigest()[:16]
 
 
+def check_names(found: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raise CorruptDataError for a column that a file has in another case only: it would be null in all rows."""
+    others = {name.lower(): name for name in found if name not in wanted}
+    for name in wanted:
+        if name not in found and name.lower() in others:
+            raise CorruptDataError(f"it has {others[name.lower()]!r}, and not {name!r}: give the schema its names as files have them")
+
+
 def check_fits(found: pa.Schema, wanted: pa.Schema) -> None:
     """Raise CorruptDataError for columns of a file that are of another type, and would not keep their values."""
+    check_names(found.names, wanted.names)
     for each in wanted:
         at = found.get_all_field_indices(each.name)
         if len(at) > 1:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 from pyarrow import json as arrow_json
 
-from headrace.connectors.files.read.columns import BadRow, FileRows
+from headrace.connectors.files.read.columns import BadRow, FileRows, check_names
 from headrace.connectors.files.read.split import FileSplit
 from headrace.connectors.formats.json_times import as_texts, with_times
 from headrace.connectors.formats.json_values import JsonFormat
@@ -272,6 +272,7 @@ class LinesOfCsv:
     def decoder(self, wanted: pa.Schema, first_line: bytes) -> LineDecoder:
         """Of a file with this header, or with the schema's columns."""
         names = self._names(first_line) if self.csv.header else self.names
+        check_names(names, wanted.names)
         for name in wanted.names:
             if names.count(name) > 1:
                 raise CorruptDataError(f"it has the column {name!r} {names.count(name)} times")

@@ -152,7 +152,8 @@ class _OpenPiece:
         match error:
             case FileNotFoundError() if self._plan.fail_on_data_loss:
                 raise DataLossError(
-                    f"{name} is gone since it was found: put it back, or read without it: fail_on_data_loss=False"
+                    f"{name} is gone since it was found: put it back, or read without it: fail_on_data_loss=False (as an "
+                    "option: failOnDataLoss)"
                 ) from error
             case FileNotFoundError():
                 log.warning("%s is gone since it was found: its rows, or the rest of them, are not read", name)

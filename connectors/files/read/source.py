@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike, fspath
 from typing import Any, Literal, Self
 
 import pyarrow as pa
@@ -63,7 +64,7 @@ class FileSource(Source[FileSplit]):
 
     def __init__(
         self,
-        path: str,
+        path: str | PathLike[str],
         *,
         format: FormatName | Csv | FileFormat = "parquet",
         schema: pa.Schema | None = None,
@@ -84,11 +85,13 @@ class FileSource(Source[FileSplit]):
         filesystem: Any = None,  # noqa: ANN401 - of fsspec or pyarrow
     ) -> None:
         """Raises UsageError as the class says."""
+        if schema is not None and not isinstance(schema, pa.Schema):
+            raise UsageError(f"schema must be a pyarrow.Schema, not {schema!r}")
         self.discovery_interval_s: float | None = discovery_interval_s if watch else None
         if self.discovery_interval_s is not None and not self.discovery_interval_s > 0:
             raise UsageError(f"discovery_interval_s must be positive seconds, not {self.discovery_interval_s!r}")
         self.plan: FilePlan = FilePlan(
-            path,
+            fspath(path),
             ReadFormat("csv", format) if isinstance(format, Csv) else ReadFormat(_name(format), _NO_CSV, time_zone),
             None if schema is None else plain_schema(schema),
             None if columns is None else tuple(columns),

@@ -77,6 +77,54 @@ def test_what_was_written_is_read_as_a_frame_and_as_a_stream(spark, tmp_path, fi
         query.stop()
 
 
+def test_what_spark_writes_is_read_with_its_times_and_with_columns_of_the_source(spark, tmp_path):
+    """Spark writes timestamps as INT96; those of JSON without a zone are in the session's, as its own reader has them."""
+    files = spark.read.format("headrace").option("connector", "files")
+    frame = spark.sql("SELECT TIMESTAMP'9999-12-31 23:59:59.123456' AS t, array(TIMESTAMP'0001-01-01 00:00:00') AS l")
+    frame.write.parquet(str(tmp_path / "parquet"))
+    for reader in (files, files.schema(frame.schema)):
+        found = reader.load(str(tmp_path / "parquet"))
+        assert found.schema == frame.schema
+        assert found.selectExpr("string(t)", "string(l)").collect() == frame.selectExpr("string(t)", "string(l)").collect()
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json" / "f").write_text('{"t":"2024-07-01T12:00:00"}\nbad\n')
+    own = "t TIMESTAMP, _metadata STRUCT<path: STRING, size: BIGINT, modified: TIMESTAMP>, badValue BINARY"
+    read = files.options(fileFormat="json", onBadRecord="keep")
+    for zone, options in (("Europe/Berlin", {}), ("UTC", {"timeZone": "Europe/Berlin"})):
+        spark.conf.set("spark.sql.session.timeZone", zone)
+        try:
+            rows = read.options(**options).schema(own).load(str(tmp_path / "json"))
+            rows = rows.selectExpr("unix_seconds(t) AS t", "_metadata.path", "badValue").collect()
+        finally:
+            spark.conf.unset("spark.sql.session.timeZone")
+        assert sorted(map(tuple, rows), key=str) == [(1719828000, "f", None), (None, "f", b"bad")]
+
+
+def test_a_stream_keeps_the_schema_that_it_has_inferred(spark, tmp_path):
+    """And fails for a file that is gone, unless it is to leave it out."""
+    folder, seen = tmp_path / "in", []
+
+    def add(name, text):
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+
+    def run(**options):
+        frame = spark.readStream.format("headrace").options(connector="files", fileFormat="json", **options).load(str(folder))
+        query = frame.writeStream.foreachBatch(lambda batch, _: seen.extend(batch.collect()))
+        query.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start().awaitTermination()
+
+    add("1", '{"a":1,"b":"x"}\n')
+    run(cleanSource="delete")
+    run(cleanSource="delete")
+    assert not list(folder.iterdir())
+    add("2", '{"a":2}\n')
+    with pytest.raises(PySparkException, match="the files have another schema than when the checkpoint was made: without b"):
+        run()
+    add("2", '{"a":2,"b":"y"}\n')
+    run()
+    assert [tuple(row) for row in seen] == [(1, "x"), (2, "y")]
+
+
 @pytest.mark.parametrize("file_format", FileFormat)
 def test_spark_does_not_see_what_is_not_published(spark, tmp_path, file_format):
     sink = FileSink(str(tmp_path / "out"), file_format)

@@ -179,6 +179,18 @@ def test_only_columns_that_are_asked_for_are_read(tmp_path):
 
 
 # --- schemas ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("format_", ["parquet", "csv"])
+def test_names_differ_in_more_than_case(tmp_path, format_):
+    """Or the column would be null in all rows, where Spark's own reader finds it."""
+    (tmp_path / "f").write_text(CSV)
+    if format_ == "parquet":
+        parquet(tmp_path / "f")
+    with pytest.raises(CorruptDataError, match="it has 'a', and not 'A'"):
+        rows(FileSource(tmp_path, format=format_, schema=pa.schema([("A", pa.int64()), ("c", pa.int8())])))
+    both = pa.schema([("A", pa.int64()), ("a", pa.int64())])
+    assert rows(FileSource(tmp_path, format=format_, schema=both))[0] == (None, 0)
+
+
 @pytest.mark.parametrize("write", [parquet, arrow])
 def test_columns_are_found_by_name(tmp_path, write):
     """Missing ones are null, others may come in any order, and narrower numbers are widened; what does not fit is refused."""
@@ -571,6 +583,7 @@ def test_a_local_file_that_may_not_be_read(tmp_path):
     ({"after_read": "archive:s3://a/b"}, "must be in the filesystem of /in"),
     ({"storage_options": {"key": "secret"}}, "storage options are for a URL; got ..key.."),
     ({"schema": pa.schema([("a", pa.int8()), ("a", pa.int8())])}, "has each name once"),
+    ({"schema": {"a": "int"}}, "schema must be a pyarrow.Schema, not {'a': 'int'}"),
     ({"schema": AB, "columns": ["c"]}, "there is no column 'c': there are a, b, _metadata"),
     ({"watch": True, "discovery_interval_s": 0}, "discovery_interval_s must be positive"),
 ])  # fmt: skip
