@@ -27,6 +27,7 @@ BLOCK_BYTES = 8 << 20
 SAMPLE_BYTES = 1 << 20
 _LINE_BYTES = 64 << 10
 _BOM = b"\xef\xbb\xbf"
+_NO_ROW = "is not a row of these columns"
 _NO_END = "a quoted value does not end in its line"
 _QUOTED = re.compile(r"(columns, got \d+|invalid value)[: ].*", re.DOTALL)
 
@@ -132,16 +133,27 @@ class CsvDecoder:
         return _structs(self._parsed(pa.py_buffer(block), 1 << 20), _count(block))
 
     def decode(self, values: pa.Array) -> DecodedValues:
+        """Lines with other numbers of columns cost nothing, others that are bad are found by halving."""
         bad: list[BadValue] = []
-        parts = self._halved(values, 0, bad)
-        return DecodedValues(pa.concat_arrays(parts) if parts else pa.nulls(0, self._kind), bad)
+        counts = pc.add(pc.count_substring(values, self._parsing.delimiter), 1)
+        counted = pc.or_(pc.equal(counts, len(self._names)), pc.match_substring(values, self._parsing.quote_char))
+        places = pc.indices_nonzero(counted)
+        parts = self._halved(values.take(places), 0, bad)
+        found = pa.concat_arrays(parts) if parts else pa.nulls(0, self._kind)
+        if len(places) == len(values):
+            return DecodedValues(found, bad)
+        bad = [each._replace(row=places[each.row].as_py()) for each in bad]
+        for row in pc.indices_nonzero(pc.invert(counted)).to_pylist():
+            bad.append(BadValue(row, f"{_NO_ROW}: Expected {len(self._names)} columns, got {counts[row]}"))
+        rows = pc.subtract(pc.cumulative_sum(counted.cast(pa.int64())), 1)
+        return DecodedValues(found.take(pc.if_else(counted, rows, None)), sorted(bad))
 
     def _halved(self, lines: pa.Array, first: int, bad: list[BadValue]) -> list[pa.Array]:
         try:
             return [self._read(lines)] if len(lines) else []
         except pa.ArrowInvalid as error:
             if len(lines) == 1:
-                bad.append(BadValue(first, f"is not a row of these columns: {_reason(error)}"))
+                bad.append(BadValue(first, f"{_NO_ROW}: {_reason(error)}"))
                 return [pa.nulls(1, self._kind)]
         half = len(lines) // 2
         return [*self._halved(lines.slice(0, half), first, bad), *self._halved(lines.slice(half), first + half, bad)]

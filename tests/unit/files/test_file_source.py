@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs as arrow_fs
 
-from headrace.connectors.files.read.lines import LinesOfCsv, LinesOfJson, _whole, as_lines
+from headrace.connectors.files.read.lines import CsvDecoder, LinesOfCsv, LinesOfJson, _whole, as_lines
 from headrace.enumerator.errors import (
     AuthenticationError,
     CorruptDataError,
@@ -380,6 +380,19 @@ def test_bad_lines(tmp_path, format_, data, bad, on_bad, split_bytes):
             assert reason in kept[row][2]
         assert {"key": "__connect.errors.topic", "value": b"f"} in kept[1][3]["headers"]
         assert kept[0][1:] == kept[5][1:] == (None, None, None)
+
+
+def test_lines_with_other_numbers_of_columns_are_not_searched_for(monkeypatch):
+    """By halving, one in ten of them took a hundred times as long."""
+    decoder, parsed = CsvDecoder(Csv(), AB.names, AB), []
+    parse = decoder._parsed
+    monkeypatch.setattr(decoder, "_parsed", lambda *arguments: parsed.append(1) or parse(*arguments))
+    lines = pa.array([b"1,x,y" if number % 10 == 3 else b"2" if number % 10 == 5 else b'3,"x,y"' for number in range(1000)])
+    values, bad = decoder.decode(lines)
+    assert len(parsed) == 1
+    assert [each.row % 10 for each in bad] == [3, 5] * 100
+    assert [each.reason for each in bad[:2]] == [f"is not a row of these columns: Expected 2 columns, got {n}" for n in (3, 1)]
+    assert values.to_pylist() == [None if number % 10 in (3, 5) else {"a": 3, "b": "x,y"} for number in range(1000)]
 
 
 def truncated(data: bytes) -> bytes:
