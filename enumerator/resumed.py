@@ -162,9 +162,7 @@ def resumed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint
     discovery raises, and what it reports about splits that are missing.
     """
     positions = selected(source, positions)
-    if positions.cursor is not None:
-        return replace(positions, exhausted=_is_over(source, positions))
-    if not isinstance(source, LogSource):
+    if positions.cursor is not None or not isinstance(source, LogSource):
         return positions
     with closing(ResumedLogDiscovery(source, positions)) as discovery:
         found = discovery.initial()
@@ -178,8 +176,11 @@ def resumed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint
 def selected(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
     """These positions without the splits that the source selects no more, as its subscription was changed.
 
-    Raises what the source reports about these, where it does not tolerate that they are left out.
+    A source without an end continues behind the cursor of one that had an end. Raises what the source reports about splits that
+    it does not tolerate to be left out.
     """
+    if positions.cursor is not None:
+        positions = replace(positions, exhausted=_is_over(source, positions))
     left_out = [state.split for state in positions.splits if not source.selects(state.split)]
     if not left_out:
         return positions

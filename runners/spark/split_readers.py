@@ -21,7 +21,6 @@ from headrace.runners.spark.split_state import Unread
 from headrace.runners.spark.split_stream import PlannedTask, SplitPlanner, SplitRead
 from headrace.runners.spark.tasks import read_splits, well_sized
 
-
 _MOST_FILES = (1 << 31) - 1  # the JVM's
 
 

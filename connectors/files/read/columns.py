@@ -253,7 +253,9 @@ def check_names(found: Sequence[str], wanted: Sequence[str]) -> None:
     others = {name.lower(): name for name in found if name not in wanted}
     for name in wanted:
         if name not in found and name.lower() in others:
-            raise CorruptDataError(f"it has {others[name.lower()]!r}, and not {name!r}: give the schema its names as files have them")
+            raise CorruptDataError(
+                f"it has {others[name.lower()]!r}, and not {name!r}: give the schema its names as files have them"
+            )
 
 
 def check_fits(found: pa.Schema, wanted: pa.Schema) -> None:

@@ -32,8 +32,9 @@ class FileSource(Source[FileSplit]):
     - `format`: "parquet" (default), "arrow" (IPC files and streams), "avro" (containers), "jsonl", "csv" or `Csv(...)`, or
       "text", whose lines are the column `value`. Files of the last three may be packed: `.gz`, `.zst`, `.bz2`.
     - `schema`: of the rows; columns are found by name. One that a file lacks is null, narrower numbers are widened, and any
-      other type is a bad file. Default: that of the oldest file, or what its first lines suggest, inferred at the first use and
-      kept in checkpoints. Where several processes read, and files are removed meanwhile, give it.
+      other type is a bad file, as is a name in another case, or a time that its type does not hold. Default: that of the
+      oldest file, or what its first lines suggest, inferred at the first use and kept in checkpoints. Where several processes
+      read, and files are removed meanwhile, give it.
     - `columns`: only these are read, in this order; `_metadata` (path, size, modified) must be asked for. Default: all.
     - `watch`: also read files that come later (default False). `discovery_interval_s` (default 10): seconds between listings.
     - `pattern`: only files with such names, as `*.csv` (default: all). Names that start with `_` or `.` are never read, so that
@@ -50,8 +51,8 @@ class FileSource(Source[FileSplit]):
     - `on_bad_record`: what becomes of a line that is not of the schema, and of a file that cannot be read: "fail" (default)
       raises CorruptDataError; "keep" has nulls, and the columns badValue, badReason and deadLetter when they are asked for;
       "skip" leaves it out, and counts it. A file that is bad in its middle is one bad record, and is not read further.
-    - `after_read`: "delete", or "archive:" and a folder of the same filesystem, for files whose rows are durable; such files
-      are not split. Default: they stay.
+    - `after_read`: "delete" (also of a file that cannot be read, where that does not fail), or "archive:" and a folder of the
+      same filesystem, for files whose rows are durable; such files are not split. Default: they stay.
     - `time_zone` (default "UTC"): that of JSON's times without one, where the type has zones, or what returns it.
     - `split_bytes`: larger files are read in pieces of at most this size (default 128 MiB), except Avro, packed files and CSV
       with newlines in values. `batch_rows`: rows of a record batch (default 65,536).

@@ -185,6 +185,17 @@ def test_watching_continues_a_bounded_read(tmp_path, order):
     assert paths(found(source_of(tmp_path, order=order), cursor)) == ["2"]
 
 
+def test_watching_continues_a_run_that_has_ended(tmp_path):
+    write(tmp_path / "1", NOW_S, "a\n")
+    _, ended = run_to_end(source_of(tmp_path, watch=False))
+    write(tmp_path / "2", NOW_S + 1, "b\n")
+    assert run_to_end(source_of(tmp_path, watch=False), ended)[0] == []
+    with EmbeddedRun(source_of(tmp_path), clock=lambda: 0.0, checkpoint=ended) as run:
+        batch = run.poll(0)
+        assert batch is not None
+        assert batch.records.column("value").to_pylist() == ["b"]
+
+
 def test_what_is_gone_is_forgotten(tmp_path, monkeypatch):
     monkeypatch.setattr("headrace.connectors.files.read.discovery._LEAST_HANDLED", 2)
     source, cursor = source_of(tmp_path), None
