@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.connectors.files.read.columns import data_columns
-from headrace.connectors.files.read.source import FileSource
+from headrace.connectors.files.read.source import FileSource, FormatName
 from headrace.enumerator.errors import UsageError
 from headrace.runners.restarts import duration_s
 from headrace.runners.spark.bounded import BoundedReader, pickled, spark_types
@@ -127,7 +127,7 @@ def _source(given: Mapping[str, Any], schema: pa.Schema, inferred: str | None, *
     else:
         arguments.pop("discovery_interval_s", None)
     form = given.get("fileFormat", SparkReadFormat.PARQUET)
-    name = "jsonl" if form is SparkReadFormat.JSON else form.value
+    name: FormatName = "jsonl" if form is SparkReadFormat.JSON else form.value
     source = FileSource(given["path"], format=name, watch=watch, **arguments)
     source.plan.pin_schema(inferred)
     return source
