@@ -115,7 +115,8 @@ class StagedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             following = self._following(place, reader, limit)
         except Exception as error:
-            if self._pins_end or not is_retriable(error):
+            is_once = self._pins_end or isinstance(limit, ReadAllAvailable)
+            if is_once or not is_retriable(error):
                 raise
             if self._outages.failed():
                 log.warning("the query continues, but not with its next source until this is over: %s", error)
