@@ -16,7 +16,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam demo-move test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-splits soak-files soak-hybrid soak-run soak-standby soak-tokens chaos fuzz values mutants requirements clean
+.PHONY: help demo demo-beam demo-move test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-splits soak-files soak-hybrid soak-run soak-standby soak-tokens chaos fuzz values mutants requirements clean bench-files
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +64,9 @@ bench-typed: $(INSTALLED) ## Avro and JSON values to typed columns, alongside fr
 
 bench-beam: $(INSTALLED) ## Reads in Beam pipelines, on Direct and Flink (20 minutes; QUICK=1 for minutes)
 	$(BIN)/python -m benchmarks.beam_read
+
+bench-files: $(INSTALLED) ## Files alongside pyarrow, Spark's file source and Beam's; new ones among many (20 minutes; QUICK=1 for three)
+	$(BIN)/python -m benchmarks.files_read
 
 bench-growth: $(INSTALLED) ## What grows while a Beam pipeline reads 100 partitions on Flink (an hour; QUICK=1 for minutes)
 	$(BIN)/python -m benchmarks.beam_growth

@@ -26,7 +26,7 @@ POLL_S = 1.0
 Record = tuple[bytes, bytes]
 
 
-class _Count(beam.DoFn):
+class Count(beam.DoFn):
     """Counts, bundle by bundle, and writes down what it counted: the keys, and a line of JSON. Emits nothing.
 
     Every instance has files of its own. A bundle that is run again writes again, so records that come twice are seen.
@@ -62,7 +62,7 @@ class _Count(beam.DoFn):
         self._first_records = records
 
 
-class CountRecords(_Count):
+class CountRecords(Count):
     """Of key and value."""
 
     def process(self, element: Record) -> None:
@@ -73,7 +73,7 @@ class CountRecords(_Count):
         self._value_bytes += len(element[1])
 
 
-class CountBatches(_Count):
+class CountBatches(Count):
     """Of Arrow batches."""
 
     def process(self, element: pa.RecordBatch) -> None:

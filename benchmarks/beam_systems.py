@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,9 +70,9 @@ def beam_read(context: Context, work: BeamRead) -> Measurement:
             | "Tally" >> beam.ParDo(counts)
         )
 
-    started_s = time.time()
-    _RUNNERS[work.runner](build, lambda: sum(bundle.records for bundle in bundles(folder)) >= shape.records)
-    return _measured(bundles(folder), counted_once(folder, shape.records), shape, started_s)
+    measured = run_counted(work.runner, build, folder, shape.records)
+    right = sum(bundle.value_bytes for bundle in bundles(folder)) == shape.records * shape.value_bytes
+    return measured if right else replace(measured, records=-1)
 
 
 def direct_read(bootstrap: str, shape: Shape, folder: Path) -> int:
@@ -82,19 +82,24 @@ def direct_read(bootstrap: str, shape: Shape, folder: Path) -> int:
     return sum(bundle.value_bytes for bundle in bundles(folder))
 
 
-def _measured(found: list[Bundle], records: int, shape: Shape, started_s: float) -> Measurement:
-    if sum(bundle.value_bytes for bundle in found) != shape.records * shape.value_bytes:
-        records = -1
+def run_counted(runner: Runner, build: Build, folder: Path, records: int) -> Measurement:
+    """One run of a pipeline whose last stage counts this many records, each once, into `folder`."""
+    started_s = time.time()
+    _RUNNERS[runner](build, lambda: sum(bundle.records for bundle in bundles(folder)) >= records)
+    return _measured(bundles(folder), counted_once(folder, records), records, started_s)
+
+
+def _measured(found: list[Bundle], records: int, expected: int, started_s: float) -> Measurement:
     first, last_s = min(found, key=lambda bundle: bundle.first_s), max(bundle.last_s for bundle in found)
     steady_s, total_s = last_s - first.first_s, last_s - started_s
     detail = {
         "steady_s": steady_s,
         "first_records": first.first_records,
         "total_s": total_s,
-        "records_per_s_in_all": shape.records / total_s,
+        "records_per_s_in_all": expected / total_s,
         "bundles": len(found),
     }
-    return Measurement((shape.records - first.first_records) / steady_s, records, shape.records, detail)
+    return Measurement((expected - first.first_records) / steady_s, records, expected, detail)
 
 
 Source = Callable[[str, Shape, Runner], Any]

@@ -18,7 +18,7 @@ PACKAGES = ("headrace", "pyspark", "apache-beam", "pyarrow", "kafka-python", "co
 
 
 def environment(broker: str) -> dict[str, Any]:
-    """`broker` says where the broker comes from."""
+    """`broker` says where the broker comes from: "local", "external" or "none"."""
     return {
         "machine": {
             "processor": _processor(),
@@ -29,7 +29,7 @@ def environment(broker: str) -> dict[str, Any]:
         "versions": {
             "python": platform.python_version(),
             "java": _first_line([str(find_java(KAFKA.name)), "-version"]),
-            "kafka broker": KAFKA_VERSION if broker == "local" else "external",
+            **({} if broker == "none" else {"kafka broker": KAFKA_VERSION if broker == "local" else "external"}),
             "spark-sql-kafka": CONNECTOR_VERSION,
             "spark-avro": AVRO_VERSION,
             **{name: importlib.metadata.version(name) for name in PACKAGES},

@@ -27,12 +27,12 @@ WARM_UPS = 2
 END_TIMEOUT_S = 30.0
 LOG_LINES = 15
 
-Unit = Literal["records/s", "ms", "s"]
+Unit = Literal["records/s", "ms", "s", "MB"]
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a task is reported: which system it is to drive, against which broker, and its own directory."""
+    """What a task is reported: which system it is to drive, against which broker (or on what data), and its own directory."""
 
     system: str
     bootstrap: str
@@ -62,10 +62,13 @@ Setting = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Target:
-    """What our figure must be, set against another system's: a ratio, or a difference in the cell's unit."""
+    """What our figure must be, set against another system's: a ratio, or a difference in the cell's unit.
+
+    "at most by itself" is a figure in the cell's unit, whatever the other system's.
+    """
 
     against: str
-    kind: Literal["at least", "at most", "at most more"]
+    kind: Literal["at least", "at most", "at most more", "at most by itself"]
     bound: float
 
 

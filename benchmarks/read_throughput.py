@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +30,8 @@ HERE = Path(__file__).parent
 BROKER_HEAP = ("-Xms1g", "-Xmx1g")
 console = Console()
 
+Data = Callable[[], AbstractContextManager[tuple[str, str]]]
+
 
 def main(
     quick: Annotated[bool, typer.Option(envvar="QUICK", help="A few minutes: little data, fewer cells.")] = False,  # noqa: FBT002
@@ -42,45 +46,50 @@ def main(
     run(wanted, rounds or size.rounds, HERE / "results" / "quick" if quick else HERE / "results", again=again)
 
 
-def run(wanted: list[Cell], rounds: int, results: Path, *, again: bool) -> None:
-    """Measure those of the cells that are not measured yet (`again`: all), then write the tables and plots."""
+@contextmanager
+def broker() -> Iterator[tuple[str, str]]:
+    """A broker until the context ends, unless one is given: its address, and where it comes from."""
+    jvm_connector_jars()
+    with start_broker(jvm_options=BROKER_HEAP) as cluster:
+        yield cluster.bootstrap, "external" if "HEADRACE_BOOTSTRAP" in os.environ else "local"
+
+
+def run(wanted: list[Cell], rounds: int, results: Path, *, again: bool, data: Data = broker) -> None:
+    """Measure those of the cells that are not measured yet (`again`: all), then write the tables and plots.
+
+    `data`: where what is read lies, for as long as its context is held, and which broker that is.
+    """
     if wanted:
         pending = [cell for cell in wanted if again or not is_finished(results, cell, rounds)]
         console.print(f"{len(wanted)} cells, {len(wanted) - len(pending)} of them finished before")
         if pending:
-            _measure_all(pending, rounds, results)
+            _measure_all(pending, rounds, results, data)
     written = report(results, HERE if results.parent == HERE else results)
     console.print(summary(results))
     console.print(f"Written: {written.relative_to(HERE.parent)}")
 
 
-def _measure_all(pending: list[Cell], rounds: int, results: Path) -> None:
-    jvm_connector_jars()
+def _measure_all(pending: list[Cell], rounds: int, results: Path, data: Data) -> None:
     scratch = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
-    external = "HEADRACE_BOOTSTRAP" in os.environ
-    facts = environment("external" if external else "local")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with (
-        start_broker(jvm_options=BROKER_HEAP) as cluster,
-        fleet(scratch, cluster.bootstrap) as ships,
-        Progress(*columns, console=console) as progress,
-    ):
+    with data() as (place, origin), fleet(scratch, place) as ships, Progress(*columns, console=console) as progress:
+        facts = environment(origin)
         bar = progress.add_task("", total=len(pending))
         for cell in pending:
-            progress.update(bar, description=f"{cell.key}: topic")
-            document = _measure(ships, cell, rounds, facts, cluster.bootstrap, progress, bar)
+            progress.update(bar, description=f"{cell.key}: data")
+            document = _measure(ships, cell, rounds, facts, place, progress, bar)
             save(results, cell, document)
             progress.console.print(summary(results, [cell.key]))
             progress.advance(bar)
 
 
 def _measure(
-    ships: Fleet, cell: Cell, rounds: int, facts: dict[str, Any], bootstrap: str, progress: Progress, bar: TaskID
+    ships: Fleet, cell: Cell, rounds: int, facts: dict[str, Any], place: str, progress: Progress, bar: TaskID
 ) -> dict[str, object]:
     def tell(step: str) -> None:
         progress.update(bar, description=f"{cell.key}: {step}")
 
-    with cell.setting(bootstrap):
+    with cell.setting(place):
         return measure(ships, cell, rounds, facts, tell, progress.console.print)
 
 

@@ -86,6 +86,30 @@ GROUPS = {
         "headrace and fastavro (with Arrow's conversion) give a typed column, confluent-kafka's `AvroDeserializer` dicts. "
         "More is better.",
     ),
+    "files local": (
+        "Files in one process",
+        "Records per second; more is better. `FileSource` in an `EmbeddedRun`; `pyarrow.dataset` for Parquet, "
+        "`pyarrow.json` and `pyarrow.csv` for a file at a time.",
+    ),
+    "files stream": (
+        "Files as a stream of Spark, AvailableNow",
+        "Both with the schema given, to the noop sink. Records per second from `start` to the query's end; more is better.",
+    ),
+    "files beam parquet": (
+        "Parquet files in a Beam pipeline",
+        "Records per second from the first element that a stage behind the source counts to the last one; more is better. "
+        "headrace gives Arrow batches, `ReadFromParquetBatched` Arrow tables; the others a dict for every record.",
+    ),
+    "files beam text": ("Lines of text in a Beam pipeline", "The same; `ReadFromText` gives a string for every line."),
+    "files discovery": (
+        "A look for new files",
+        "A folder in which ten files are new. The listings have name, size and time of every file, and compare nothing: "
+        "`os.scandir` in a loop, and pyarrow's `FileSelector`. Less is better.",
+    ),
+    "files state": (
+        "A checkpoint behind many files",
+        "Its size in MB, and that of a list of names and times, such as the log of Spark's file source. Less is better.",
+    ),
     "local": (
         "Read in one process, no engine",
         "All values' bytes added up; headrace gives Arrow, the others Python objects. More is better.",
@@ -104,6 +128,12 @@ NAMES = {
     "flink": "Flink",
     "delta-spark": "Spark with Delta's jars",
     "headrace-run": "headrace run",
+    "spark": "Spark's file source",
+    "pyarrow": "pyarrow",
+    "beam": "Beam's source",
+    "beam-batched": "Beam's, batched",
+    "scandir": "os.scandir",
+    "names": "names and times",
 }
 
 
@@ -120,6 +150,8 @@ class Judged:
     def wanted(self) -> str:
         """The target, short."""
         sign, bound = ("≥" if self.target["kind"] == "at least" else "≤"), f"{self.target['bound']:g}"
+        if self.target["kind"] == "at most by itself":
+            return f"{sign} {bound} {self.unit} itself"
         return f"{sign} +{bound} {self.unit}" if self.target["kind"] == "at most more" else f"{sign} {bound} x"
 
     @property
@@ -139,17 +171,16 @@ class Judged:
             return "-"
         if self.target["kind"] == "at most more":
             return f"{against} {self.reached.median:+.1f} {self.unit}"
+        if self.target["kind"] == "at most by itself":
+            return f"{self.reached.median:.2f} {self.unit}"
         return f"{self.reached.median:.2f} x {against}"
 
     def text(self) -> str:
         """What was reached, as written in a table."""
         if self.reached is None:
             return "-"
-        return (
-            self.reached.text(self.unit) + f" {self.unit}"
-            if self.target["kind"] == "at most more"
-            else self.reached.text("x") + " x"
-        )
+        unit = self.unit if self.target["kind"] in ("at most more", "at most by itself") else "x"
+        return f"{self.reached.text(unit)} {unit}"
 
 
 def load(directory: Path) -> dict[str, Document]:
@@ -173,6 +204,8 @@ def judge(document: Document) -> list[Judged]:
         both = sorted(ours.keys() & theirs.keys())
         if target["kind"] == "at most more":
             compared = [ours[number] - theirs[number] for number in both]
+        elif target["kind"] == "at most by itself":
+            compared = [ours[number] for number in both]
         else:
             compared = [ours[number] / theirs[number] for number in both]
         judged.append(Judged(target, document["unit"], Spread.of(compared) if compared else None, valid))

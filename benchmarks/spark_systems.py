@@ -2,8 +2,8 @@
 
 Systems: `headrace`, in a session of its `session_builder()`; `jvm`, Spark's own Kafka connector; `ceiling`, a Python source
 that yields a ready-made Arrow batch; these two in sessions of Spark's own builder. All three have the same settings.
-`delta-spark` is `jvm` with Delta's own jars, as it is set up by its documentation. `headrace-unix-sockets` and
-`headrace-no-checksums` are `headrace` with one setting of Spark's that is not the default.
+`delta-spark` is `jvm` with Delta's own jars, as it is set up by its documentation; `spark` has no jars at all.
+`headrace-unix-sockets` and `headrace-no-checksums` are `headrace` with one setting of Spark's that is not the default.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def session(system: str, jars: tuple[str, ...] = ()) -> Any:  # noqa: ANN401 - S
 
 
 def _builder(system: str) -> Any:  # noqa: ANN401 - Spark's
-    if FORMATS[system] == "headrace":
+    if FORMATS.get(system) == "headrace":
         from headrace.spark import session_builder
 
         return session_builder()
@@ -116,8 +116,12 @@ class Stream:
 
 def available_now(context: Context, work: Stream) -> Measurement:
     """One query over the whole topic, from `start` to its end. Records per second."""
-    spark = session(context.system)
-    frame = stream_frame(spark, context, work.shape, work.per_trigger, "earliest")
+    frame = stream_frame(session(context.system), context, work.shape, work.per_trigger, "earliest")
+    return run_to_noop(context, frame, work.shape.records)
+
+
+def run_to_noop(context: Context, frame: Any, expected: int) -> Measurement:  # noqa: ANN401 - Spark's
+    """One query, AvailableNow, over a frame with this many records, from `start` to its end. Records per second."""
     with new_folder(context) as checkpoint:
         started = time.perf_counter()
         query = _to_noop(frame, checkpoint).trigger(availableNow=True).start()
@@ -127,7 +131,7 @@ def available_now(context: Context, work: Stream) -> Measurement:
         progress = [item for item in query.recentProgress if item["numInputRows"] > 0]
     records = sum(item["numInputRows"] for item in progress)
     detail = {"seconds": seconds, "triggers": len(progress), "phases_ms": phases_of(progress)}
-    return Measurement(work.shape.records / seconds, records, work.shape.records, detail)
+    return Measurement(expected / seconds, records, expected, detail)
 
 
 def spark_copy(context: Context, work: Stream, topic: str) -> tuple[float, dict[str, Any]]:

@@ -26,6 +26,6 @@ class Spread:
 
     def text(self, unit: str) -> str:
         """The median with its quartiles, as written in a table."""
-        scale, digits = {"records/s": (1e6, 2), "ms": (1, 0), "x": (1, 2)}.get(unit, (1, 1))
+        scale, digits = {"records/s": (1e6, 2), "ms": (1, 0), "x": (1, 2), "MB": (1, 2)}.get(unit, (1, 1))
         numbers = (f"{value / scale:.{digits}f}" for value in (self.median, self.low, self.high))
         return "{} ({} to {})".format(*numbers)
