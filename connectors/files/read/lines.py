@@ -6,9 +6,12 @@ Bad lines are found by halving. A CSV file whose values hold newlines is read as
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import chain
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +29,7 @@ from headrace.enumerator.errors import CorruptDataError, UsageError
 BLOCK_BYTES = 8 << 20
 SAMPLE_BYTES = 1 << 20
 _LINE_BYTES = 64 << 10
+_AT_ONCE = 2
 _BOM = b"\xef\xbb\xbf"
 _NO_ROW = "is not a row of these columns"
 _NO_END = "a quoted value does not end in its line"
@@ -80,14 +84,14 @@ class LineDecoder(Protocol):
     def decode(self, values: pa.Array) -> DecodedValues:
         """As a value format does."""
 
-    def whole(self, block: bytes) -> pa.StructArray | None:
-        """The same of a block of lines, read at once, if a row for each line is all there is in it."""
+    def whole(self, block: bytes, lines: int) -> pa.StructArray | None:
+        """The same of a block of as many lines, read at once, if a row for each line is all there is in it. In any thread."""
 
 
 class TextDecoder:
     """A line is the column `value`."""
 
-    def whole(self, block: bytes) -> None:
+    def whole(self, block: bytes, lines: int) -> None:
         """Not so."""
 
     def decode(self, values: pa.Array) -> DecodedValues:
@@ -106,15 +110,19 @@ class JsonDecoder:
     def decode(self, values: pa.Array) -> DecodedValues:
         return self._format.decode(values)
 
-    def whole(self, block: bytes) -> pa.StructArray | None:
+    def whole(self, block: bytes, lines: int) -> pa.StructArray | None:
         """Where each line starts and ends as an object does, none is of several lines, and as many rows are one each."""
-        text, lines = block.rstrip(b"\n"), _count(block)
-        is_clean = text.startswith(b"{") and text.endswith(b"}") and text.count(b"}\n{") == lines - 1
-        if not self._is_plain or not is_clean or b"NaN" in block or b"Inf" in block or not (block.isascii() or is_text(block)):
+        is_clean = block.startswith(b"{") and block.endswith((b"}\n", b"}")) and block.count(b"}\n{") == lines - 1
+        if not self._is_plain or not is_clean or _has_no_number(block) or not (block.isascii() or is_text(block)):
             return None
         table = arrow_json.read_json(pa.BufferReader(block), parse_options=self._parsing)
         table.validate(full=True)  # the reader takes decimals of more digits than the type's
         return _structs(table, lines)
+
+
+def _has_no_number(block: bytes) -> bool:
+    """Whether the reader might take NaN or Inf for a number. One byte is searched for much faster than three."""
+    return (b"N" in block and b"NaN" in block) or (b"I" in block and b"Inf" in block)
 
 
 class CsvDecoder:
@@ -125,12 +133,12 @@ class CsvDecoder:
         self._parsing, self._converting = _parsing(csv), _converting(csv, wanted, names)
         self._kind = pa.struct([each for each in wanted if each.name in names])
 
-    def whole(self, block: bytes) -> pa.StructArray | None:
+    def whole(self, block: bytes, lines: int) -> pa.StructArray | None:
         """Rows are never more than the lines: if they are as many, none is of several lines, and none blank."""
         if not self._kind.num_fields:
             return None
         self._check_quotes(as_lines(block[block.rfind(b"\n", 0, -1) + 1 :]))
-        return _structs(self._parsed(pa.py_buffer(block), 1 << 20), _count(block))
+        return _structs(self._parsed(pa.py_buffer(block), 1 << 20), lines)
 
     def decode(self, values: pa.Array) -> DecodedValues:
         """Lines with other numbers of columns cost nothing, others that are bad are found by halving."""
@@ -314,27 +322,66 @@ def read_lines(
     if lines_of.has_header and split.start:
         header = next(line_blocks(file, 0, 1, _LINE_BYTES), b"")
         file.seek(0)
-    decoder = None if lines_of.has_header and not split.start else lines_of.decoder(wanted, _trimmed(header))
-    behind = split.delivered
-    for block in line_blocks(file, split.start, stop):
-        if decoder is None:
-            header, _, block = block.partition(b"\n")  # noqa: PLW2901 - the header is not a record
-            decoder = lines_of.decoder(wanted, _trimmed(header))
-        count = _count(block) if block else 0
-        if behind >= count:
-            behind -= count
-            continue
-        whole = _whole(block, decoder)
-        lines = as_lines(block) if whole is None else whole
-        for first in range(behind, count, batch_rows):
+    blocks = line_blocks(file, split.start, stop)
+    if lines_of.has_header and not split.start:
+        header, _, rest = next(blocks, b"").partition(b"\n")
+        if not header and not rest:
+            return
+        blocks = chain((rest,), blocks)
+    decoder = lines_of.decoder(wanted, _trimmed(header))
+    for block, whole in _parsed_ahead(_undelivered(blocks, split.delivered), decoder):
+        lines = as_lines(block.text) if whole is None else whole
+        for first in range(block.delivered, block.lines, batch_rows):
             part = lines.slice(first, batch_rows)
             yield _decoded(part, decoder, lines_of) if whole is None else FileRows(_fields(part), len(part), len(part))
-        behind = 0
 
 
-def _whole(block: bytes, decoder: LineDecoder) -> pa.StructArray | None:
+class _Block(NamedTuple):
+    """Some lines, of which the first were delivered."""
+
+    text: bytes
+    lines: int
+    delivered: int
+
+
+def _undelivered(blocks: Iterator[bytes], delivered: int) -> Iterator[_Block]:
+    """The blocks that have more lines than were delivered."""
+    for block in blocks:
+        lines = _count(block) if block else 0
+        if delivered < lines:
+            yield _Block(block, lines, delivered)
+        delivered -= min(delivered, lines)
+
+
+def _parsed_ahead(blocks: Iterator[_Block], decoder: LineDecoder) -> Iterator[tuple[_Block, pa.StructArray | None]]:
+    """Each block with what `whole` gives of it. While one is parsed, the next one is read, searched and parsed as well.
+
+    What fails in reading is raised behind the blocks that were read.
+    """
+    waiting: deque[tuple[_Block, Future[pa.StructArray | None]]] = deque()
+    end: Exception | None = None
+    threads = ThreadPoolExecutor(_AT_ONCE, "headrace-lines")
     try:
-        return decoder.whole(block)
+        while waiting or end is None:
+            while end is None and len(waiting) < _AT_ONCE:
+                try:
+                    block = next(blocks)
+                except Exception as error:  # noqa: BLE001 - raised below
+                    end = error
+                else:
+                    waiting.append((block, threads.submit(_whole, block, decoder)))
+            if waiting:
+                block, parsed = waiting.popleft()
+                yield block, parsed.result()
+        if end is not None and not isinstance(end, StopIteration):
+            raise end
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def _whole(block: _Block, decoder: LineDecoder) -> pa.StructArray | None:
+    try:
+        return decoder.whole(block.text, block.lines)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
 
@@ -404,7 +451,12 @@ def line_blocks(file: pa.NativeFile, start: int, stop: int | None, block_bytes: 
             if data:
                 yield data if first else data.removeprefix(_BOM)
             return
-        data, at = data + chunk, at + len(chunk)
+        end = chunk.rfind(b"\n") + 1
+        if first and end and (stop is None or at + len(chunk) < stop):  # most blocks, copied once
+            yield b"".join((data, memoryview(chunk)[:end]))
+            first, data, at = at + end, chunk[end:], at + len(chunk)
+        else:
+            data, at = data + chunk, at + len(chunk)
 
 
 def _from_first_line(file: pa.NativeFile, start: int, block_bytes: int) -> tuple[int, bytes]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from threading import Barrier
 from uuid import uuid4
 
 import pyarrow as pa
@@ -17,7 +18,17 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs as arrow_fs
 
-from headrace.connectors.files.read.lines import CsvDecoder, LinesOfCsv, LinesOfJson, _whole, as_lines
+from headrace.connectors.files.read.lines import (
+    CsvDecoder,
+    LinesOfCsv,
+    LinesOfJson,
+    TextDecoder,
+    _parsed_ahead,
+    _undelivered,
+    _whole,
+    as_lines,
+    line_blocks,
+)
 from headrace.enumerator.errors import (
     AuthenticationError,
     CorruptDataError,
@@ -157,12 +168,51 @@ def test_a_block_read_at_once_is_what_its_lines_are(parts, lines_of, seed):
     for _ in range(60):
         chosen = draw.choices(parts if draw.random() < 0.5 else parts[:2] + parts[-9:], k=draw.randint(1, 4))
         block = "\n".join(chosen).encode(errors="surrogateescape") + draw.choice((b"", b"\n"))
-        whole = _whole(block, decoder) if block else None
+        whole = _whole(*_undelivered(iter([block]), 0), decoder) if block else None
         if whole is not None:
             values, bad = decoder.decode(as_lines(block))
             assert (whole.to_pylist(), bad) == (values.to_pylist(), [])
             clean += 1
     assert clean
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2, 3, 7, 40])
+def test_the_lines_that_start_in_a_range_are_whole_whatever_is_read_at_once(block_bytes):
+    draw = random.Random(block_bytes)
+    for _ in range(200):
+        data = "".join(draw.choices("ab\n", k=draw.randint(1, 40))).encode()
+        start = draw.choice((0, draw.randrange(len(data))))
+        stop = draw.choice((None, draw.randint(start + 1, len(data))))
+        lines = data.splitlines(keepends=True)
+        starts = [sum(map(len, lines[:number])) for number in range(len(lines))]
+        last = len(data) if stop is None else stop
+        wanted = [line for line, at in zip(lines, starts, strict=True) if start <= at < last]
+        blocks = list(line_blocks(pa.BufferReader(data), start, stop, block_bytes))
+        assert [line for block in blocks for line in block.splitlines(keepends=True)] == wanted
+        assert all(block.endswith(b"\n") for block in blocks[:-1])
+
+
+def test_two_blocks_of_lines_are_parsed_at_the_same_time():
+    both = Barrier(2, timeout=60)
+
+    class Waits(TextDecoder):
+        def whole(self, block, lines):
+            both.wait()
+
+    blocks = _undelivered(iter([b"1\n", b"2\n", b"3\n", b"4\n"]), 0)
+    assert [block.text for block, _ in _parsed_ahead(blocks, Waits())] == [b"1\n", b"2\n", b"3\n", b"4\n"]
+
+
+def test_blocks_that_were_read_are_given_before_what_fails_behind_them():
+    def failing():
+        yield b"1\n"
+        yield b"2\n"
+        raise OSError("the rest of it is gone")
+
+    parsed = _parsed_ahead(_undelivered(failing(), 0), TextDecoder())
+    assert [next(parsed)[0].text, next(parsed)[0].text] == [b"1\n", b"2\n"]
+    with pytest.raises(OSError, match="the rest"):
+        next(parsed)
 
 
 def test_only_columns_that_are_asked_for_are_read(tmp_path):
