@@ -52,6 +52,14 @@ def test_a_batch_comes_back_as_it_was_also_a_slice_of_one(rows, cut):
         assert CODER.encode(decoded) == CODER.encode(item)
 
 
+def test_the_size_of_a_batch_is_estimated_without_encoding_it(monkeypatch):
+    """Beam asks for it wherever a stage gives a batch."""
+    batch = pa.RecordBatch.from_pydict({"value": [b"x" * 1000] * 1000}).slice(300, 500)
+    encoded = len(CODER.encode(batch))
+    monkeypatch.setattr(RecordBatchCoder, "encode", None)
+    assert encoded - 1000 < CODER.get_impl().estimate_size(batch) <= encoded
+
+
 def test_the_same_rows_have_the_same_bytes_wherever_they_lie():
     batch = pa.RecordBatch.from_pydict({"value": [b"a", b"b", b"c", None]})
     again = pa.RecordBatch.from_pydict({"value": [b"x", b"a", b"b", b"c", None]}).slice(1)
