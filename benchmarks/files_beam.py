@@ -52,7 +52,7 @@ def beam_files(context: Context, work: BeamFiles) -> Measurement:
     numbers = _NUMBERS[context.system, files.kind]
 
     def build(pipeline: beam.Pipeline) -> None:
-        _ = pipeline | "Source" >> source | "Tally" >> beam.ParDo(CountNumbers(counted, numbers))
+        _ = pipeline | "Source" >> source | "Count" >> beam.ParDo(CountNumbers(counted, numbers))
 
     return run_counted(work.runner, build, counted, files.records)
 

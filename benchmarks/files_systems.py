@@ -133,7 +133,7 @@ class Listing:
 
 
 def find_new(context: Context, work: Listing) -> Measurement:
-    """The median time of a look, in ms: each time ten files are new. They are removed afterwards."""
+    """The median time of a search, in ms: each time ten files are new. They are removed afterwards."""
     folder = work.folder(context.bootstrap)
     look = _look(context.system, str(folder), work.files)
     times, found = [], 0
@@ -158,7 +158,7 @@ def _added(folder: Path, count: int) -> list[Path]:
 
 @functools.cache
 def _look(system: str, folder: str, files: int) -> Callable[[], int]:
-    """A look for what is new since the last one, where this many are known. Of a listing: how many are more than those."""
+    """A search for what is new since the last one, where this many are known. Of a listing: how many are more than those."""
     if system == "headrace":
         return _Discovering(folder, files)
     return lambda: len(_LISTINGS[system](folder)) - files

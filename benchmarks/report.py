@@ -102,7 +102,7 @@ GROUPS = {
     ),
     "files beam text": ("Lines of text in a Beam pipeline", "The same; `ReadFromText` gives a string for every line."),
     "files discovery": (
-        "A look for new files",
+        "A search for new files",
         "A folder in which ten files are new. The listings have name, size and time of every file, and compare nothing: "
         "`os.scandir` in a loop, and pyarrow's `FileSelector`. Less is better.",
     ),

@@ -58,7 +58,7 @@ def test_each_format_has_the_same_rows(tmp_path):
 
 
 @pytest.mark.parametrize("system", LISTING_SYSTEMS)
-def test_a_look_finds_what_is_new(tmp_path, system):
+def test_a_search_finds_what_is_new(tmp_path, system):
     listing = Listing(30, new=3, looks=2)
     listing.write(str(tmp_path))
     assert find_new(context(system, tmp_path), listing).records == 6
