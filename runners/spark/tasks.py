@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
@@ -26,11 +25,7 @@ _POLL_S = 1.0
 
 
 def read_splits(
-    source: Source[SplitT],
-    splits: Sequence[SplitT],
-    columns: Sequence[str],
-    stall_s: float,
-    clock: Callable[[], float] = time.monotonic,
+    source: Source[SplitT], splits: Sequence[SplitT], columns: Sequence[str], stall_s: float
 ) -> Iterator[pa.RecordBatch]:
     """Every record of these bounded splits, in batches of a good size for Spark. Order is kept within a split.
 
@@ -39,7 +34,7 @@ def read_splits(
     """
     try:
         with source.create_reader() as reader:
-            for batch in well_sized(_batches(reader, splits, stall_s, clock)):
+            for batch in well_sized(_batches(reader, splits, stall_s)):
                 yield batch if batch.schema.names == columns else batch.select(columns)
     finally:
         _spare_the_collector()
@@ -52,21 +47,20 @@ def _spare_the_collector() -> None:
     gc.freeze()
 
 
-def _batches(
-    reader: SourceReader[SplitT], splits: Sequence[SplitT], stall_s: float, clock: Callable[[], float]
-) -> Iterator[pa.RecordBatch]:
+def _batches(reader: SourceReader[SplitT], splits: Sequence[SplitT], stall_s: float) -> Iterator[pa.RecordBatch]:
+    """Polls are counted, and not time: who takes the rows may be slow, and this process may have been paused."""
     for wave in _waves(splits):
         reader.add_splits(wave)
         unfinished = {split.split_id for split in wave}
-        heard_at = clock()
+        silent_s = 0.0
         while unfinished:
             batch = reader.poll(_POLL_S)
+            silent_s = silent_s + _POLL_S if batch is None else 0.0
             if batch is not None:
-                heard_at = clock()
                 if batch.finished:
                     unfinished.discard(batch.split.split_id)
                 yield batch.records
-            elif clock() - heard_at > stall_s:
+            elif silent_s > stall_s:
                 waiting = ", ".join(sorted(unfinished))
                 raise DeadlineExceededError(f"nothing came for {stall_s:g} s while these were read: {waiting}")
 
