@@ -289,6 +289,12 @@ class _Store:
     def invalidate_cache(self) -> None:
         """There is none."""
 
+    def info(self, path: str) -> Mapping[str, float]:
+        """Of one file. Raises FileNotFoundError."""
+        if path not in self.infos:
+            raise FileNotFoundError(path)
+        return self.infos[path]
+
     def find(self, _path: str, *, detail: bool) -> Mapping[str, Mapping[str, float]]:
         """All files."""
         assert detail
