@@ -132,7 +132,7 @@ class OneTableRows:
 
     def merged(self, parts: Sequence[tuple[int, pa.RecordBatch, pa.Int64Array]]) -> pa.RecordBatch:
         """The rows of tables, by their oids, in the order of the places among all changes that `TableRows.placed` gives."""
-        batch = pa.PgTable.from_batches([self.widened(oid, batch) for oid, batch, _ in parts], self.schema)
+        batch = pa.Table.from_batches([self.widened(oid, batch) for oid, batch, _ in parts], self.schema)
         if len(parts) > 1:
             batch = batch.take(pc.sort_indices(pa.chunked_array([places for _, _, places in parts])))
         (*batches,) = batch.combine_chunks().to_batches()

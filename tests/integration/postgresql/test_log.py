@@ -200,7 +200,7 @@ def test_values_of_each_type_are_in_the_log_as_in_a_query_and_as_psycopg_reads_t
         for text in texts:
             followed.connection.execute(f'INSERT INTO {followed.name}.t ("{number}", kind) VALUES (%s, {number})', [text])
     table = followed.table()
-    found = pa.PgTable.from_batches(changes_of(followed, table)).sort_by("id")
+    found = pa.Table.from_batches(changes_of(followed, table)).sort_by("id")
     for number, kind in enumerate(values):
         column = table.columns[number]
         # format uses a type's output function, as the log and COPY do; a cast to text does not always
