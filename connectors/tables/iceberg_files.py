@@ -32,7 +32,8 @@ def read_as_it_is(table: Table, task: FileScanTask) -> pa.Table:
     if task.file.file_format != FileFormat.PARQUET:
         return ArrowScan(metadata, table.io, schema, AlwaysTrue()).to_table([task])
     with table.io.new_input(task.file.file_path).open() as stored:
-        rows = pq.ParquetFile(stored).read()
+        # INT96, which others write, Arrow takes for nanoseconds by itself: the year 9999 becomes another one.
+        rows = pq.ParquetFile(stored, coerce_int96_timestamp_unit="us").read()
     removed = _read_all_delete_files(table.io, [task]).get(task.file.file_path)
     if removed:
         rows = rows.take(_combine_positional_deletes(removed, 0, rows.num_rows))

@@ -15,6 +15,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.schema import Field, PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.typedef import Record
 from pyiceberg.types import StringType
 
 from headrace.connectors.base.commit import JobCommitter
@@ -530,25 +532,42 @@ def test_rows_that_only_say_what_was_there_before_change_nothing(tmp_path, kind)
     assert rig.rows() == {1: "b"}
 
 
-def test_a_timestamp_that_spark_has_written_comes_through_a_merge_as_it_is(tmp_path):
+@KINDS
+def test_a_timestamp_that_spark_has_written_comes_through_a_merge_as_it_is(tmp_path, kind):
     """As INT96, which by itself Arrow reads as nanoseconds: the end of time would be another year then."""
     schema = pa.schema([*ROWS, ("until", pa.timestamp("us"))])
-    rig = Rig("delta", tmp_path, schema=schema)
+    rig = Rig(kind, tmp_path, schema=schema)
     end = datetime(9999, 12, 31)
-    file = Path(rig.sink.uri, "theirs.parquet")
     theirs = pa.table(
         {"id": [1, 2], "name": ["theirs"] * 2, "offset": [0, 0], "until": pa.array([end, end], pa.timestamp("us"))}
     )
+    file = Path(rig.sink.uri if kind == "delta" else tmp_path, "theirs.parquet")
     pq.write_table(theirs, file, use_deprecated_int96_timestamps=True)
-    table = DeltaTable(rig.sink.uri)
-    action = AddAction(file.name, file.stat().st_size, {}, 0, data_change=True, stats="{}")
-    table.create_write_transaction([action], "append", table.schema(), [])
+    (_add_to_delta if kind == "delta" else _add_to_iceberg)(rig, file)
     ours = pa.RecordBatch.from_pydict({"id": [2], "name": ["ours"], "op": ["u"], "offset": [1], "until": [None]}, schema=schema)
     driver(rig.sink).commit(0, (rig.prepared(0, ours),))
     assert sorted((row["id"], row["name"], row["until"]) for row in rig.table().to_pylist()) == [
         (1, "theirs", end),
         (2, "ours", None),
     ]
+
+
+def _add_to_delta(rig: Rig, file: Path) -> None:
+    table = DeltaTable(rig.sink.uri)
+    action = AddAction(file.name, file.stat().st_size, {}, 0, data_change=True, stats="{}")
+    table.create_write_transaction([action], "append", table.schema(), [])
+
+
+def _add_to_iceberg(rig: Rig, file: Path) -> None:
+    """As Spark's procedures `add_files` and `migrate` do; PyIceberg refuses it."""
+    table = iceberg_table(rig.folder)
+    found = {"file_path": str(file), "file_size_in_bytes": file.stat().st_size, "record_count": 2, "partition": Record()}
+    none = dict.fromkeys(("sort_order_id", "equality_ids", "key_metadata"))
+    added = DataFile.from_args(content=DataFileContent.DATA, file_format=FileFormat.PARQUET, spec_id=0, **found, **none)
+    with table.transaction() as transaction:
+        transaction.set_properties({"schema.name-mapping.default": table.schema().name_mapping.model_dump_json()})
+        with transaction.update_snapshot().fast_append() as snapshot:
+            snapshot.append_data_file(added)
 
 
 # --- columns that a table does not have yet ------------------------------------------------------------------------------
