@@ -39,9 +39,14 @@ def refused_text(column: sql.TypeEngine[Any], product: Product) -> str | None:
         return "PostgreSQL cuts texts that are too long for it"
     if isinstance(column, sql.ARRAY):
         item = column.item_type
+        if isinstance(item, sql.String) and item.length is not None:
+            return "PostgreSQL cuts spaces at the end of its texts, or adds some"
         is_limited = isinstance(item, sql.Numeric | sql.DateTime | sql.Time) and getattr(item, "precision", None) is not None
         return "the column rounds" if is_limited or isinstance(item, sql.REAL) else refused_text(item, product)
-    if isinstance(column, postgresql.MONEY) or (isinstance(column, postgresql.INTERVAL) and column.precision is not None):
+    if isinstance(column, postgresql.MONEY) or (
+        isinstance(column, postgresql.INTERVAL)
+        and (column.precision is not None or not (column.fields or "second").lower().endswith("second"))
+    ):
         return "the column rounds"
     return None
 

@@ -60,7 +60,10 @@ POSTGRESQL = [
     ("numeric(5, -2)", pa.array([12345]), None), ("numeric(5, -2)", pa.array([Decimal("12345")]), None),
     ("varchar(4)", pa.array(["ab     "]), ["ab  ", "abcd", None]), ("char(4)", pa.array(["ab "]), ["abcd", None]),
     ("name", pa.array(["x" * 64]), None), ('"char"', pa.array(["xy"]), None), ("money", pa.array(["1.005"]), None),
-    ("interval(0)", pa.array(["1.5 s"]), None), ("numeric(5, 2)[]", pa.array(["{1.005}"]), None),
+    ("interval(0)", pa.array(["1.5 s"]), None),
+    ("interval day to hour", pa.array(["1 day 02:03"]), None),
+    ("varchar(3)[]", pa.array(['{"abc "}']), None), ("character(3)[]", pa.array(["{a}"]), None),
+    ("numeric(5, 2)[]", pa.array(["{1.005}"]), None),
     ("timestamp(0)[]", pa.array(["{2024-01-01 00:00:00.9}"]), None), ("real[]", pa.array(["{0.123456789}"]), None),
     ("money[]", pa.array(["{1.005}"]), None), ("name[]", pa.array(["{x}"]), None),
 ]  # fmt: skip
