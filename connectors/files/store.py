@@ -31,6 +31,7 @@ _LOCAL = ("file:", "local:")
 _WITH_BUCKETS = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"))
 """Stores that need no folders, and in which making one makes its bucket (its container) if there is none."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # RFC 3986
+_PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 
 
 class Store(ABC):
@@ -340,6 +341,8 @@ def is_local(path: str) -> bool:
 def _check_url(path: str) -> None:
     """Hadoop takes `scheme:/folder`, fsspec takes it for a local name, and a scheme of one letter for a drive of Windows."""
     scheme, rest = path.split(":", 1)
+    if _PASSWORD.search(rest):
+        raise UsageError(f"{scheme}://...: a password in an address is printed with it: give it among the storage options")
     if len(scheme) == 1 or not rest.startswith("//"):
         raise UsageError(
             f"{path}: this names no filesystem. Write an address of fsspec, like s3://bucket/folder; for a folder that is "

@@ -238,16 +238,16 @@ class JsonFormat(ValueFormat):
             _parsed(_joined(reopening, b'{"v":', b"}"), _NOTHING, len(reopening))
         column.validate(full=True)  # the reader takes decimals of more digits than the type's
         # Python has looked at those in which an infinity is spelled.
-        if _is_infinite(column) and _is_infinite(column.filter(pc.invert(pc.match_substring_regex(texts, _SPELLED)))):
+        if is_infinite(column) and is_infinite(column.filter(pc.invert(pc.match_substring_regex(texts, _SPELLED)))):
             raise pa.ArrowInvalid("a number is too large")
         return column.flatten()
 
 
-def _is_infinite(values: pa.Array) -> bool:
+def is_infinite(values: pa.Array) -> bool:
     """Whether a number anywhere in it is."""
     if pa.types.is_floating(values.type):
         return bool(pc.any(pc.is_inf(values)).as_py())
-    return pa.types.is_nested(values.type) and any(map(_is_infinite, _parts(values)))
+    return pa.types.is_nested(values.type) and any(map(is_infinite, _parts(values)))
 
 
 def _parts(values: pa.Array) -> list[pa.Array]:

@@ -12,7 +12,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from headrace.connectors.files.read.columns import FileRows, check_fits, plain_schema
+from headrace.connectors.files.read.columns import FileColumns, FileRows, check_fits, is_list, plain_schema
 from headrace.connectors.files.read.split import FileSplit
 from headrace.connectors.formats.avro.program import arrow_type
 from headrace.connectors.formats.avro.schema import parse
@@ -33,7 +33,7 @@ class ColumnarFormat(ABC):
         """Of the file."""
 
     @abstractmethod
-    def read(self, file: pa.NativeFile, split: FileSplit, wanted: pa.Schema, batch_rows: int) -> Iterator[FileRows]:
+    def read(self, file: pa.NativeFile, split: FileSplit, columns: FileColumns, batch_rows: int) -> Iterator[FileRows]:
         """The rows of a range behind those that were delivered; only columns that are wanted, of the file's types."""
 
 
@@ -45,18 +45,18 @@ class Parquet(ColumnarFormat):
     def schema(self, file: pa.NativeFile) -> pa.Schema:
         return _with_instants(_PARQUET.make_fragment(file))
 
-    def read(self, file: pa.NativeFile, split: FileSplit, wanted: pa.Schema, batch_rows: int) -> Iterator[FileRows]:
+    def read(self, file: pa.NativeFile, split: FileSplit, columns: FileColumns, batch_rows: int) -> Iterator[FileRows]:
         """By pyarrow's dataset, which reads ahead in other threads."""
         fragment = _PARQUET.make_fragment(file)
         found = fragment.physical_schema
-        check_fits(_with_instants(fragment), wanted)
+        check_fits(_with_instants(fragment), columns)
         groups, behind = list(split.share(fragment.num_row_groups)), split.delivered
         rows = fragment.metadata
         while groups and rows.row_group(groups[0]).num_rows <= behind:
             behind -= rows.row_group(groups.pop(0)).num_rows
         if not groups:
             return
-        names = [name for name in wanted.names if name in found.names]
+        names = [name for name in columns.wanted.names if name in found.names]
         part = fragment.subset(row_group_ids=groups)
         for batch in part.to_batches(columns=names, schema=found, batch_size=batch_rows):
             rest = batch.slice(min(behind, batch.num_rows))
@@ -73,14 +73,14 @@ class ArrowIpc(ColumnarFormat):
     def schema(self, file: pa.NativeFile) -> pa.Schema:
         return pa.ipc.open_file(file).schema if _is_ipc_file(file) else pa.ipc.open_stream(file).schema
 
-    def read(self, file: pa.NativeFile, split: FileSplit, wanted: pa.Schema, batch_rows: int) -> Iterator[FileRows]:
+    def read(self, file: pa.NativeFile, split: FileSplit, columns: FileColumns, batch_rows: int) -> Iterator[FileRows]:
         is_file = _is_ipc_file(file)
         if not is_file and split.start:
             return
         found = self.schema(file)
-        check_fits(found, wanted)
+        check_fits(found, columns)
         file.seek(0)
-        fields = [found.get_field_index(name) for name in wanted.names if name in found.names]
+        fields = [found.get_field_index(name) for name in columns.wanted.names if name in found.names]
         # none means all to pyarrow
         options = pa.ipc.IpcReadOptions(included_fields=sorted(fields) or [0] if found.names else [])
         if is_file:
@@ -108,15 +108,18 @@ class Avro(ColumnarFormat):
             raise CorruptDataError(f"its values are {kind}, and not records")
         return plain_schema(pa.schema(list(kind)))
 
-    def read(self, file: pa.NativeFile, split: FileSplit, wanted: pa.Schema, batch_rows: int) -> Iterator[FileRows]:
+    def read(self, file: pa.NativeFile, split: FileSplit, columns: FileColumns, batch_rows: int) -> Iterator[FileRows]:
         found = self.schema(file)
-        check_fits(found, wanted)
+        check_fits(found, columns)
         file.seek(0)
-        kept = [each for each in found if each.name in wanted.names]
+        kept = [each for each in found if each.name in columns.wanted.names]
+        for each in kept:
+            if "union<" in str(each.type):
+                raise CorruptDataError(f"its column {each.name!r} is of several types, {each.type}, and no type holds them all")
         records = islice(_avro().reader(file), split.delivered, None)
         while rows := _taken(records, batch_rows):
-            columns = {each.name: pa.array([_plain(row[each.name]) for row in rows], each.type) for each in kept}
-            yield FileRows(columns, len(rows), len(rows))
+            arrays = {each.name: pa.array([_plain(row[each.name]) for row in rows], each.type) for each in kept}
+            yield FileRows(arrays, len(rows), len(rows))
 
 
 def _with_instants(fragment: ds.ParquetFileFragment) -> pa.Schema:
@@ -135,7 +138,7 @@ def _instants(kind: pa.DataType, leaves: Iterator[str]) -> pa.DataType:
         return pa.struct([each.with_type(_instants(each.type, leaves)) for each in kind])
     if pa.types.is_map(kind):
         return pa.map_(_instants(kind.key_type, leaves), _instants(kind.item_type, leaves))
-    if pa.types.is_list(kind):
+    if is_list(kind):
         return pa.list_(_instants(kind.value_type, leaves))
     return pa.timestamp("us", "UTC") if next(leaves) == "INT96" else kind
 

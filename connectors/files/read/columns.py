@@ -15,7 +15,6 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from headrace.connectors.base.dead_letters import DEAD_LETTER, LETTER_TYPE, BadParts, letter_column
 from headrace.connectors.files.read.split import FileSplit, shown
@@ -24,6 +23,7 @@ from headrace.enumerator.errors import CorruptDataError, UsageError
 BadRecords = Literal["fail", "keep", "skip"]
 METADATA = "_metadata"
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
+_HAS_ZONE = re.compile(r"(Z|[+-]\d\d:?\d*)\Z")
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 METADATA_TYPE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("modified", pa.timestamp("us", "UTC"))])
 BAD_VALUE, BAD_REASON = "badValue", "badReason"
@@ -172,45 +172,50 @@ def _bad_column(name: str, found: FileRows, split: FileSplit) -> pa.Array:
 
 def partition_keys(path: str) -> list[str]:
     """The names of the columns that this path has values for, as Hive writes them: `day=2024-01-01/hour=7/file`."""
-    return [_partition(part)[0] for part in path.split("/")[:-1] if "=" in part]
+    return [name for name, _ in _parts(path)]
 
 
-def _partition(folder: str) -> tuple[str, str]:
-    """A folder's column, and its value as it is written: `%` and two hex digits are a byte, of both."""
-    name, _, value = folder.partition("=")
-    return unquote(name), value
+def _parts(path: str) -> list[tuple[str, str]]:
+    """Names, and values as they are written, of the folders that have both."""
+    parts = (part.partition("=") for part in path.split("/")[:-1])
+    return [(unquote(name), value) for name, equals, value in parts if equals]
 
 
 def partition_values(path: str, schema: pa.Schema) -> dict[str, pa.Scalar]:
     """The values that a path has for columns of this schema, in their types."""
-    parts = [_partition(part) for part in shown(path).split("/")[:-1] if "=" in part]
-    values = {name: value for name, value in parts if name in schema.names}
-    if not values:
-        return {}
-    kinds = [schema.field(name).type for name in values]
-    parsed = [pa.string() if pa.types.is_decimal(kind) else kind for kind in kinds]  # pyarrow parses no decimals
-    numbered = pa.schema([(str(number), kind) for number, kind in enumerate(parsed)])  # a name may have any character
-    folders = "".join(f"{number}={value}/" for number, value in enumerate(values.values()))
-    try:
-        if len(values) < sum(name in values for name, _ in parts):
-            raise pa.ArrowInvalid("a column is in it twice")
-        found = ds.get_partition_keys(ds.partitioning(numbered, flavor="hive").parse(folders))
-        return {
-            name: pa.scalar(found.get(str(number)), parsed[number]).cast(kind)
-            for number, (name, kind) in enumerate(zip(values, kinds, strict=True))
-        }
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise CorruptDataError(f"{shown(path)}: the path has a value that is not of the schema's type: {error}") from error
+    found: dict[str, pa.Scalar] = {}
+    for name, value in _parts(shown(path)):
+        if name not in schema.names:
+            continue
+        if name in found:
+            raise CorruptDataError(f"the path has a value for {name!r} twice")
+        try:
+            found[name] = _partition_value(value, schema.field(name).type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
+            raise CorruptDataError(f"the path has a value that is not of the schema's type: {error}") from error
+    return found
+
+
+def _partition_value(value: str, kind: pa.DataType) -> pa.Scalar:
+    if value == _HIVE_NULL:
+        return pa.scalar(None, kind)
+    text = pa.scalar(unquote(value, errors="strict"))
+    if pa.types.is_timestamp(kind) and kind.tz is not None and not _HAS_ZONE.search(text.as_py()):
+        text = text.cast(pa.timestamp(kind.unit))  # which is then one in UTC
+    if pa.types.is_time(kind):  # which Arrow casts from no text
+        text = pa.scalar(f"1970-01-01 {text}").cast(pa.timestamp(kind.unit))
+    found = text.cast(kind)
+    if pa.types.is_floating(kind) and pc.is_inf(found).as_py() and "inf" not in value.lower():
+        raise pa.ArrowInvalid("a number is too large")
+    return found
 
 
 def partition_schema(paths: Iterable[str]) -> pa.Schema:
     """The columns that these paths have values for: int64 where all values are whole numbers, else string."""
     found: dict[str, bool] = {}
     for path in paths:
-        for part in path.split("/")[:-1]:
-            if "=" in part:
-                name, value = _partition(part)
-                found[name] = found.get(name, True) and (_WHOLE.fullmatch(value) is not None or value == _HIVE_NULL)
+        for name, value in _parts(path):
+            found[name] = found.get(name, True) and (_WHOLE.fullmatch(value) is not None or value == _HIVE_NULL)
     return pa.schema([(name, pa.int64() if is_whole else pa.string()) for name, is_whole in found.items()])
 
 
@@ -248,20 +253,28 @@ def digest_of(schema: pa.Schema) -> str:
     return hashlib.sha256(repr([(each.name, str(each.type)) for each in schema]).encode()).hexdigest()[:16]
 
 
-def check_names(found: Sequence[str], wanted: Sequence[str]) -> None:
-    """Raise CorruptDataError for a column that a file has in another case only: it would be null in all rows."""
+def check_names(found: Sequence[str], wanted: Sequence[str], known: Sequence[str]) -> None:
+    """Raise CorruptDataError for a column that a file has in another case only: it would be null in all rows.
+
+    `known`: the schema's. A file that has none of them is none of these files, and all would be null.
+    """
     others = {name.lower(): name for name in found if name not in wanted}
     for name in wanted:
         if name not in found and name.lower() in others:
             raise CorruptDataError(
                 f"it has {others[name.lower()]!r}, and not {name!r}: give the schema its names as files have them"
             )
+    if known and not set(known) & set(found):
+        raise CorruptDataError(
+            f"it has none of the columns {', '.join(known)}, and has {', '.join(found)[:1000]}: it may have no line of names, "
+            "or another delimiter"
+        )
 
 
-def check_fits(found: pa.Schema, wanted: pa.Schema) -> None:
+def check_fits(found: pa.Schema, columns: FileColumns) -> None:
     """Raise CorruptDataError for columns of a file that are of another type, and would not keep their values."""
-    check_names(found.names, wanted.names)
-    for each in wanted:
+    check_names(found.names, columns.wanted.names, columns.names)
+    for each in columns.wanted:
         at = found.get_all_field_indices(each.name)
         if len(at) > 1:
             raise CorruptDataError(f"it has the column {each.name!r} {len(at)} times")
@@ -276,9 +289,10 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
     if found == wanted or types.is_null(found):
         return True
     if types.is_struct(found) and types.is_struct(wanted):
-        inner = {each.name: each.type for each in found}
-        return all(each.name not in inner or fits(inner[each.name], each.type) for each in wanted)
-    if _is_list(found) and _is_list(wanted):
+        inner = [each.name for each in found]
+        once = all(inner.count(each.name) < 2 for each in wanted)
+        return once and all(each.name not in inner or fits(found.field(each.name).type, each.type) for each in wanted)
+    if is_list(found) and is_list(wanted):
         return fits(found.value_type, wanted.value_type)
     if types.is_map(found) and types.is_map(wanted):
         return fits(found.key_type, wanted.key_type) and fits(found.item_type, wanted.item_type)
@@ -290,14 +304,17 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
         return bool(found.scale <= wanted.scale and found.precision - found.scale <= wanted.precision - wanted.scale)
     if types.is_timestamp(found) and types.is_timestamp(wanted):
         return (found.tz is None) == (wanted.tz is None)
+    if any(is_kind(found) and is_kind(wanted) for is_kind in (types.is_time, types.is_duration)):
+        return True
     return any(found in kinds and wanted in kinds for kinds in _ALIKE)
 
 
 _ALIKE = ((pa.string(), pa.large_string(), pa.string_view()), (pa.binary(), pa.large_binary(), pa.binary_view()))
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+def is_list(kind: pa.DataType) -> bool:
+    """Of any size, or of a fixed one."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _holds_integers(found: pa.DataType, wanted: pa.DataType) -> bool:
@@ -321,4 +338,7 @@ def conformed(column: pa.Array, kind: pa.DataType) -> pa.Array:
             conformed(parts[each.name], each.type) if each.name in parts else pa.nulls(len(column), each.type) for each in kind
         ]
         return pa.StructArray.from_arrays(inner, fields=list(kind), mask=pc.is_null(column))
-    return column if column.type == kind else column.cast(kind)
+    if column.type == kind:
+        return column
+    # Arrow ends the process where it casts a map that was sliced, and not where that was copied.
+    return (pa.concat_arrays([column]) if pa.types.is_nested(kind) else column).cast(kind)

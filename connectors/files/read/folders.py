@@ -83,8 +83,10 @@ def open_folder(path: str, options: Mapping[str, Any], filesystem: Any) -> Folde
         raise UsageError(f"{path}: this needs fsspec: pip install 'headrace[files]'") from error
     try:
         return _FsspecFolder(*fsspec.core.url_to_fs(path, **options))
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, TypeError) as error:
         raise UsageError(f"{path}: {error}") from error
+    except Exception as error:  # of a filesystem that connects when it is made
+        raise _of_a_store(path, error) from error
 
 
 def _itself(path: str) -> str:
@@ -190,7 +192,7 @@ class _RemoteFolder(Folder):
         return self._root if path.startswith(_ITSELF) else f"{self._root}/{path}"
 
     def _relative(self, full: str) -> str:
-        return full.removeprefix(self._root).lstrip("/") or _itself(full)
+        return full.removeprefix(self._root).removeprefix("/") or _itself(full)  # a key of a store may have two slashes
 
     @staticmethod
     def _below(folder: str, path: str) -> str:
@@ -213,8 +215,9 @@ class _FsspecFolder(_RemoteFolder):
         with _translated(self._root, _of_a_store):
             self._filesystem.invalidate_cache()
             infos = self._filesystem.find(self._root, detail=True)
-            if not infos and not self._filesystem.exists(self._root):
-                raise FileNotFoundError(self._root)
+            if not infos:
+                info = self._filesystem.info(self._root)
+                infos = {self._root: info} if info.get("type") == "file" else {}  # of HTTP, whose folders are pages
         files = (self._file(str(path), info) for path, info in infos.items() if not str(path).endswith("/"))
         return self._chosen(files, skipped)
 

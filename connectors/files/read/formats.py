@@ -60,7 +60,7 @@ class ReadFormat:
         """The rows of a piece of a file behind those that were delivered."""
         wanted = columns.wanted
         if self.name in _COLUMNAR:
-            return _COLUMNAR[self.name].read(file, split, wanted, batch_rows)
+            return _COLUMNAR[self.name].read(file, split, columns, batch_rows)
         unpacked = self._unpacked(file, split.path)
         if self.name == "csv" and self.csv.newlines_in_values:
             return read_csv_stream(unpacked, split, LinesOfCsv(self.csv, columns.names), wanted, batch_rows)

@@ -21,7 +21,7 @@ from pyarrow import json as arrow_json
 from headrace.connectors.files.read.columns import BadRow, FileRows, check_names
 from headrace.connectors.files.read.split import FileSplit
 from headrace.connectors.formats.json_times import as_texts, with_times
-from headrace.connectors.formats.json_values import JsonFormat
+from headrace.connectors.formats.json_values import JsonFormat, is_infinite
 from headrace.connectors.formats.plain import StringFormat
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, is_text
 from headrace.enumerator.errors import CorruptDataError, UsageError
@@ -71,7 +71,7 @@ def _parsing(csv: Csv) -> arrow_csv.ParseOptions:
 
 def _converting(csv: Csv, wanted: pa.Schema, names: Sequence[str]) -> arrow_csv.ConvertOptions:
     """For these of a file's columns."""
-    kinds = {each.name: each.type for each in wanted if each.name in names}
+    kinds = {each.name: each.type for each in wanted if each.name in names} or dict.fromkeys(names[:1], pa.binary())  # not all
     options = arrow_csv.ConvertOptions(column_types=kinds, include_columns=list(kinds))
     if csv.null_values is not None:
         options.null_values, options.strings_can_be_null = list(csv.null_values), True
@@ -117,7 +117,8 @@ class JsonDecoder:
             return None
         table = arrow_json.read_json(pa.BufferReader(block), parse_options=self._parsing)
         table.validate(full=True)  # the reader takes decimals of more digits than the type's
-        return _structs(table, lines)
+        rows = _structs(table, lines)
+        return None if rows is None or is_infinite(rows) else rows  # as no infinity is spelled here, a number is too large
 
 
 def _has_no_number(block: bytes) -> bool:
@@ -193,7 +194,17 @@ class CsvDecoder:
     def _parsed(self, data: pa.Buffer, block_size: int) -> pa.Table:
         reading = arrow_csv.ReadOptions(column_names=self._names, block_size=block_size)
         options = {"read_options": reading, "parse_options": self._parsing, "convert_options": self._converting}
-        return arrow_csv.read_csv(pa.BufferReader(data), **options)
+        table = arrow_csv.read_csv(pa.BufferReader(data), **options)
+        large = [each.name for each in table.schema if pa.types.is_floating(each.type) and is_infinite(table[each.name])]
+        if large:
+            options["convert_options"] = arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(large, pa.string()), include_columns=large
+            )
+            texts = arrow_csv.read_csv(pa.BufferReader(data), **options)
+            found = (texts[name].filter(pc.is_inf(table[name])) for name in large)
+            if not all(pc.all(pc.match_substring(each, "inf", ignore_case=True)).as_py() for each in found):
+                raise pa.ArrowInvalid("a number is too large for the column's type")
+        return table
 
 
 def _reason(error: Exception) -> str:
@@ -260,7 +271,8 @@ class LinesOfJson:
 
     def inferred(self, sample: bytes) -> pa.Schema:
         """As pyarrow does it; times as they are read here, with a zone where they have one."""
-        found, lines = arrow_json.read_json(pa.BufferReader(sample)).schema, _filled(as_lines(sample))
+        reading = arrow_json.ReadOptions(block_size=max(len(sample), 1))
+        found, lines = arrow_json.read_json(pa.BufferReader(sample), reading).schema, _filled(as_lines(sample))
         return pa.schema([_timed(each, lines) for each in found])
 
 
@@ -281,7 +293,7 @@ class LinesOfCsv:
 
     csv: Csv
     names: Sequence[str]
-    """Of the columns, where there is no header."""
+    """Of the columns that a file should have, and has in this order where there is no header."""
 
     @property
     def has_header(self) -> bool:
@@ -292,7 +304,7 @@ class LinesOfCsv:
     def decoder(self, wanted: pa.Schema, first_line: bytes) -> LineDecoder:
         """Of a file with this header, or with the schema's columns."""
         names = self._names(first_line) if self.csv.header else self.names
-        check_names(names, wanted.names)
+        check_names(names, wanted.names, self.names)
         for name in wanted.names:
             if names.count(name) > 1:
                 raise CorruptDataError(f"it has the column {name!r} {names.count(name)} times")
@@ -411,6 +423,7 @@ def read_csv_stream(
     if csv.header:
         head = arrow_csv.open_csv(file, parse_options=_parsing(csv))
         names = head.schema.names
+        check_names(names, wanted.names, lines_of.names)
         file.seek(0)
     reading = arrow_csv.ReadOptions(column_names=names, skip_rows=int(csv.header), block_size=BLOCK_BYTES)
     reader = arrow_csv.open_csv(
@@ -446,7 +459,8 @@ def line_blocks(file: pa.NativeFile, start: int, stop: int | None, block_bytes: 
             yield data[:cut] if first else data[:cut].removeprefix(_BOM)
             first, data = first + cut, data[cut:]
             continue
-        chunk = file.read(block_bytes if stop is None else min(block_bytes, max(stop - at, _LINE_BYTES)))
+        size = block_bytes if stop is None else min(block_bytes, max(stop - at, _LINE_BYTES))
+        chunk = file.read(max(size, len(data)))  # of a very long line ever more: it is copied each time
         if not chunk:
             if data:
                 yield data if first else data.removeprefix(_BOM)

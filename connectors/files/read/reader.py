@@ -46,7 +46,8 @@ class FileReader(SourceReader[FileSplit]):
         if self._failure is not None:
             raise self._failure
         while len(self._open) < _PIECES_AT_ONCE and self._waiting:
-            self._open.append(_OpenPiece(self._plan, self._waiting.popleft(), self._threads))
+            self._open.append(_OpenPiece(self._plan, self._waiting[0], self._threads))
+            self._waiting.popleft()  # now: a filesystem that connects when it is made may be away
         if not self._open:
             return None
         piece = self._open[0]

@@ -7,7 +7,7 @@ import os
 import pickle
 import random
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from threading import Barrier
@@ -38,7 +38,7 @@ from headrace.enumerator.errors import (
     StateError,
     UsageError,
 )
-from headrace.files import Csv, FileSource
+from headrace.files import Csv, FileSink, FileSource
 from tests.helpers.reading_files import batches, found, rows
 
 AB = pa.schema([("a", pa.int64()), ("b", pa.string())])
@@ -245,7 +245,7 @@ def test_names_differ_in_more_than_case(tmp_path, format_):
 def test_columns_are_found_by_name(tmp_path, write):
     """Missing ones are null, others may come in any order, and narrower numbers are widened; what does not fit is refused."""
     write(tmp_path / "1", pa.table({"b": ["x"], "a": pa.array([1], pa.int8()), "c": [True]}))
-    write(tmp_path / "2", pa.table({"s": [{"q": 1, "p": "z"}]}))
+    write(tmp_path / "2", pa.table({"s": [{"q": 1, "p": "z"}], "b": [None]}))
     format_ = write.__name__
     schema = pa.schema([*AB, ("s", pa.struct([("p", pa.string()), ("n", pa.float64())]))])
     assert sorted(rows(FileSource(str(tmp_path), format=format_, schema=schema)), key=str) == [
@@ -255,6 +255,9 @@ def test_columns_are_found_by_name(tmp_path, write):
     with pytest.raises(CorruptDataError, match="3, record 0: the file cannot be read here: its column 'a' is string, and the"):
         rows(FileSource(str(tmp_path), format=format_, schema=AB))
     assert len(rows(FileSource(str(tmp_path), format=format_, schema=AB, on_bad_record="skip"))) == 2
+    other = FileSource(str(tmp_path), format=format_, schema=pa.schema([("x", pa.string()), ("y", pa.string())]), columns=["x"])
+    with pytest.raises(CorruptDataError, match="it has none of the columns x, y, and has "):
+        rows(other)
 
 
 @pytest.mark.parametrize(("found_type", "fits"), [
@@ -272,33 +275,54 @@ def test_a_type_fits_where_all_its_values_do(tmp_path, found_type, fits):
             rows(source)
 
 
-def test_times_as_spark_writes_them(tmp_path):
+@pytest.mark.parametrize("stored", [True, False], ids=["arrow schema", "of others"])
+def test_times_as_spark_writes_them(tmp_path, stored):
     """INT96 is an instant, at any depth; as nanoseconds, which Arrow reads by itself, the end of time would be another year."""
-    end = datetime(9999, 12, 31, tzinfo=UTC)
     naive = pa.timestamp("us")
-    columns = {"t": naive, "l": pa.list_(naive), "s": pa.struct([("n", pa.int8()), ("t", naive)]), "m": pa.map_(naive, naive)}
-    row = {"t": end, "l": [end], "s": {"n": 1, "t": end}, "m": [(end, end)]}
-    table = pa.table({name: pa.array([row[name]], kind) for name, kind in columns.items()})
-    pq.write_table(table, tmp_path / "a", use_deprecated_int96_timestamps=True)
+    lists = {"l": pa.list_(naive), "g": pa.large_list(naive), "f": pa.list_(naive, 1)}
+    columns = {"t": naive, **lists, "s": pa.struct([("n", pa.int8()), ("t", naive)]), "m": pa.map_(naive, naive)}
+    table = []
+    for end in (datetime(9999, 12, 31, tzinfo=UTC), datetime(1, 1, 1, tzinfo=UTC)):
+        table.append({"t": end, "l": [end], "g": [end], "f": [end], "s": {"n": 1, "t": end}, "m": [(end, end)]})
+    written = pa.table({name: pa.array([row[name] for row in table], kind) for name, kind in columns.items()})
+    pq.write_table(written, tmp_path / "a", use_deprecated_int96_timestamps=True, store_schema=stored)
     assert FileSource(str(tmp_path)).schema.field("t").type == pa.timestamp("us", "UTC")
-    assert rows(FileSource(str(tmp_path))) == [tuple(row.values())]
+    assert rows(FileSource(str(tmp_path))) == [tuple(row.values()) for row in table]
 
 
-@pytest.mark.parametrize(("nanoseconds", "is_held"), [(5_000, True), (5_001, False)])
-def test_a_time_is_taken_where_it_keeps_its_digits(tmp_path, nanoseconds, is_held):
-    parquet(tmp_path / "f", pa.table({"t": pa.array([nanoseconds], pa.timestamp("ns"))}))
-    source = FileSource(str(tmp_path), schema=pa.schema([("t", pa.timestamp("us"))]), on_bad_record="keep")
-    read = rows(source.with_columns(["t", "badReason"]))
-    assert [row[0] for row in read] == [datetime(1970, 1, 1, microsecond=5) if is_held else None]
-    assert read[0][1] is None if is_held else read[0][1].endswith("would lose data: 5001")
+@pytest.mark.parametrize("on_bad", MODES)
+def test_a_time_that_the_unit_does_not_hold_is_bad(tmp_path, on_bad):
+    parquet(tmp_path / "a", pa.table({"t": pa.array([5_000, 5_001], pa.timestamp("ns"))}))
+    source = FileSource(str(tmp_path), schema=pa.schema([("t", pa.timestamp("us"))]), batch_rows=1, on_bad_record=on_bad)
+    if on_bad == "fail":
+        with pytest.raises(CorruptDataError, match=r"a, record 1: the file cannot be read here: .* would lose data: 5001"):
+            rows(source)
+    else:
+        assert rows(source) == [datetime(1970, 1, 1, microsecond=5), *([None] if on_bad == "keep" else [])]
 
 
-def test_maps_of_other_files(tmp_path):
-    """Whose values are always there, narrower, or structs that lack a field."""
-    kind = pa.map_(pa.string(), pa.struct([("a", pa.int64()), ("b", pa.string())]))
-    found = pa.map_(pa.string(), pa.field("value", pa.struct([pa.field("a", pa.int8(), nullable=False)]), nullable=False))
-    parquet(tmp_path / "f", pa.table({"m": pa.array([[("k", {"a": 1})]], found)}))
-    assert rows(FileSource(str(tmp_path), schema=pa.schema([("m", kind)]))) == [[("k", {"a": 1, "b": None})]]
+ONE = {"k": 1}
+ALIKE = [
+    (pa.timestamp("ns"), pa.timestamp("us"), 5000), (pa.timestamp("ns", "UTC"), pa.timestamp("us", "Europe/Berlin"), 5000),
+    (pa.duration("ns"), pa.duration("us"), 5000), (pa.time64("us"), pa.time64("ns"), 5),
+    (pa.time64("ns"), pa.time32("ms"), 10**9),
+    (pa.map_(pa.string(), pa.field("v", pa.int32(), nullable=False)), pa.map_(pa.string(), pa.int64()), ONE),
+    (pa.struct([("m", pa.map_(pa.string(), pa.int8()))]), pa.struct([("m", pa.map_(pa.string(), pa.int16()))]), {"m": ONE}),
+    (  # whose values are structs that lack a field
+        pa.map_(pa.string(), pa.field("value", pa.struct([pa.field("a", pa.int8(), nullable=False)]), nullable=False)),
+        pa.map_(pa.string(), pa.struct([("a", pa.int64()), ("b", pa.string())])), {"k": {"a": 1}},
+    ),
+    (pa.list_(pa.float32(), 2), pa.list_(pa.float32()), [1, 2]), (pa.list_(pa.float32(), 2), pa.list_(pa.float64()), [1, 2]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "wanted", "value"), ALIKE, ids=str)
+def test_what_writers_and_spark_call_alike_fits(tmp_path, kind, wanted, value):
+    none = value if pa.types.is_fixed_size_list(kind) else None  # of which Arrow reads no nulls
+    column = pa.array([none, value, value] * 3, kind)
+    parquet(tmp_path / "a", pa.table({"c": column}))
+    expected = pa.array(column.to_pylist(), wanted) if pa.types.is_nested(kind) else column.cast(wanted)
+    assert rows(FileSource(str(tmp_path), schema=pa.schema([("c", wanted)]), batch_rows=2)) == expected.to_pylist()
 
 
 def test_partitions_are_columns(tmp_path):
@@ -323,8 +347,8 @@ def batches_of(source: FileSource) -> list[dict[str, object]]:
 @pytest.mark.parametrize(("texts", "kind"), [
     (["2024-01-01T00:00:00Z", "2024-01-01T02:00:00+02:00"], pa.timestamp("us", "UTC")),
     (["2024-01-01T00:00:00", "2024-01-01 00:00"], pa.timestamp("us")),
-    (["2024-01-01T00:00:00Z", "tomorrow"], pa.string()),
-])  # fmt: skip
+    (["2024-01-01T00:00:00Z", "tomorrow"], pa.string()), (["noon, 00:00:00" * 100_000], pa.string()),
+], ids=["with a zone", "without one", "texts", "a long line"])  # fmt: skip
 def test_times_of_json_without_a_schema(tmp_path, texts, kind):
     """Read as what they were inferred to be: with a zone, or without one, to the microsecond."""
     (tmp_path / "f").write_text("".join(f'{{"t":"{text}","l":[{{"t":"{text}"}}]}}\n' for text in texts))
@@ -344,19 +368,29 @@ def test_times_of_json_without_a_zone_are_in_that_of_the_source(tmp_path):
         assert time.hour == hour
 
 
-def test_csv_whose_lines_end_with_a_carriage_return_alone(tmp_path):
-    """Its first line, the header, would be all of it."""
-    (tmp_path / "f").write_bytes(b"a,b\r1,x\r")
-    with pytest.raises(CorruptDataError, match="its lines end with a carriage return alone"):
-        rows(FileSource(str(tmp_path), format="csv", schema=AB))
-
-
 def test_an_avro_uuid_of_bytes(tmp_path):
     fastavro = pytest.importorskip("fastavro")
     kind = {"type": "fixed", "name": "id", "size": 16, "logicalType": "uuid"}
     with (tmp_path / "f").open("wb") as file:
         fastavro.writer(file, {"type": "record", "name": "r", "fields": [{"name": "id", "type": kind}]}, [{"id": b"\xff" * 16}])
     assert rows(FileSource(str(tmp_path), format="avro")) == ["ffffffff-ffff-ffff-ffff-ffffffffffff"]
+
+
+@pytest.mark.parametrize(("folder", "kind", "value"), [
+    ("p%20q=1.50", pa.decimal128(5, 2), Decimal("1.50")), ("p%20q=1.505", pa.decimal128(5, 2), None),
+    ("p%20q=1", pa.int8(), 1), ("p%20q=1/p q=2", pa.int8(), None), ("p q=1e400", pa.float64(), None),
+    ("p q=2024-02-29 01%3A02%3A03", pa.timestamp("us", "UTC"), datetime(2024, 2, 29, 1, 2, 3, tzinfo=UTC)),
+    ("p q=2024-02-29 01%3A02%3A03+01:00", pa.timestamp("us", "UTC"), datetime(2024, 2, 29, 0, 2, 3, tzinfo=UTC)),
+    ("p q=01%3A02%3A03", pa.time32("s"), time(1, 2, 3)), ("p q=%FF", pa.string(), None),
+])  # fmt: skip
+def test_values_and_names_in_paths(tmp_path, folder, kind, value):
+    parquet(tmp_path / folder / "f", TABLE.slice(0, 1))
+    source = FileSource(str(tmp_path), schema=pa.schema([("p q", kind)]))
+    if value is not None:
+        assert rows(source) == [value]
+    else:
+        with pytest.raises(CorruptDataError, match="the path has a value"):
+            rows(source)
 
 
 def test_metadata_is_given_if_it_is_asked_for(tmp_path):
@@ -408,6 +442,42 @@ BAD_LINES = [
         1: "field 'a' is a string", 2: "is not JSON", 3: "", 4: "is not JSON",
     }),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("format_", "data", "message"), [
+    ("csv", "a,b\r1,x\r", "its lines end with a carriage return alone"),
+    ("csv", "a;b\n1;x\n", "it has none of the columns a, b, and has a;b"),
+    (Csv(newlines_in_values=True), "1,x\n", "it has none of the columns a, b, and has 1, x"),
+    ("csv", "a,b\n1e39,x\n", "a number is too large for the column's type"),
+    ("csv", "a,b\ninf,x\n-1e39,x\n", "a number is too large for the column's type"),
+    ("jsonl", '{"a":1e39}\n', "does not fit the type"), ("jsonl", '{"a":1}\n{"l":[1e39]}\n', "does not fit the type"),
+])  # fmt: skip
+def test_files_and_numbers_that_would_be_read_as_others(tmp_path, format_, data, message):
+    (tmp_path / "a").write_text(data, newline="")
+    schema = pa.schema([("a", pa.float32()), ("b", pa.string())])
+    schema = schema.append(pa.field("l", pa.list_(pa.float32()))) if format_ == "jsonl" else schema
+    with pytest.raises(CorruptDataError, match=message):
+        rows(FileSource(str(tmp_path), format=format_, schema=schema))
+
+
+def test_infinities_of_csv_are_read(tmp_path):
+    (tmp_path / "a").write_text("a,b\ninf,x\n-Infinity,y\n")
+    source = FileSource(str(tmp_path), format="csv", schema=pa.schema([("a", pa.float32()), ("b", pa.string())]), columns=["a"])
+    assert rows(source) == [float("inf"), float("-inf")]
+
+
+def test_a_long_line_is_not_copied_again_and_again():
+    class Counting(io.BytesIO):
+        reads = 0
+
+        def read(self, size: int | None = -1) -> bytes:
+            self.reads += 1
+            return super().read(size)
+
+    for stop in (1, None):
+        file = Counting(b"x" * (4 << 20))
+        assert [len(block) for block in line_blocks(file, 0, stop, 1 << 10)] == [4 << 20]
+        assert file.reads < 25
 
 
 @pytest.mark.parametrize(("format_", "data", "bad"), BAD_LINES, ids=["csv", "jsonl"])
@@ -627,6 +697,47 @@ def test_a_store_that_is_away(tmp_path, monkeypatch, error, expected):
     assert [tuple(row.values()) for batch in read for row in batch.records.to_pylist()] == (ROWS if read else [])
 
 
+def test_a_store_that_is_away_when_its_client_is_made(monkeypatch):
+    """No piece is lost where a filesystem connects when it is made."""
+    fsspec = pytest.importorskip("fsspec")
+    source = FileSource(memory_folder(a=CSV.encode()), format="csv", schema=AB, split_bytes=20)
+    splits, _ = found(source)
+    with source.create_reader() as reader:
+        reader.add_splits(splits)
+        with monkeypatch.context() as patch:
+            patch.setattr(fsspec.core, "url_to_fs", lambda *_, **__: 1 / 0)
+            with pytest.raises(RetriableError, match="ZeroDivisionError"):
+                reader.poll(0)
+        read = [reader.poll(0) for _ in range(2 * len(splits))]
+    assert [tuple(row.values()) for batch in read if batch for row in batch.records.to_pylist()] == ROWS
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda *_, **__: Csv(nonsense=1))
+    with pytest.raises(UsageError, match="unexpected keyword argument 'nonsense'"):
+        found(source)
+
+
+@pytest.mark.parametrize("listed", [["/in//a", "/in/b"], []], ids=["two slashes", "the file itself"])
+def test_what_a_store_may_list(listed):
+    """Keys with two slashes; and HTTP lists what a page links to, not a file."""
+    spec = pytest.importorskip("fsspec").spec
+
+    class Store(spec.AbstractFileSystem):
+        cachable = False
+
+        def find(self, path, **_):
+            return {each: self.info(each) for each in listed}
+
+        def info(self, path, **_):
+            if path.startswith("/in/_"):
+                raise FileNotFoundError(path)
+            return {"name": path, "type": "file", "size": len(CSV), "mtime": 1.0}
+
+        def open(self, path, mode):
+            assert path in (*listed, "/in")
+            return io.BytesIO(CSV.encode())
+
+    assert rows(FileSource("/in", filesystem=Store(), format="csv", schema=AB)) == ROWS * (len(listed) or 1)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read all")
 def test_a_local_file_that_may_not_be_read(tmp_path):
     parquet(tmp_path / "a")
@@ -653,6 +764,13 @@ def test_a_local_file_that_may_not_be_read(tmp_path):
 def test_what_cannot_be_honoured_is_refused(arguments, message):
     with pytest.raises(UsageError, match=message):
         FileSource("/in", **arguments)
+
+
+@pytest.mark.parametrize("made", [FileSource, FileSink])
+def test_a_password_in_an_address_is_refused_and_not_shown(made):
+    with pytest.raises(UsageError, match="a password in an address is printed with it") as error:
+        made("sftp://user:guessme@host/in")
+    assert "guessme" not in str(error.value)
 
 
 @pytest.mark.parametrize("arguments", [{"delimiter": ";;"}, {"quote": "\n"}, {"null_values": "NA"}])
