@@ -5,13 +5,15 @@ Bad lines are found by halving. A CSV file whose values hold newlines is read as
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +33,8 @@ SAMPLE_BYTES = 1 << 20
 _LINE_BYTES = 64 << 10
 _AT_ONCE = 2
 _BOM = b"\xef\xbb\xbf"
+_LARGE = re.compile(rb"(?<![.\d])\d{19}")
+_WHOLE = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 _NO_ROW = "is not a row of these columns"
 _NO_END = "a quoted value does not end in its line"
 _QUOTED = re.compile(r"(columns, got \d+|invalid value)[: ].*", re.DOTALL)
@@ -270,10 +274,26 @@ class LinesOfJson:
         return JsonDecoder(pa.struct(list(wanted)), self.time_zone)
 
     def inferred(self, sample: bytes) -> pa.Schema:
-        """As pyarrow does it; times as they are read here, with a zone where they have one."""
+        """As pyarrow does it; times as they are read here, with a zone where they have one, and large numbers as decimals."""
         reading = arrow_json.ReadOptions(block_size=max(len(sample), 1))
         found, lines = arrow_json.read_json(pa.BufferReader(sample), reading).schema, _filled(as_lines(sample))
-        return pa.schema([_timed(each, lines) for each in found])
+        kind = pa.struct(list(found))
+        if _LARGE.search(sample):
+            with suppress(ValueError):  # of objects of several lines
+                kind = _with_large(kind, [json.loads(line) for line in lines.to_pylist()])
+        return pa.schema([_timed(each, lines) for each in kind])
+
+
+def _with_large(kind: pa.DataType, values: Sequence[Any]) -> pa.DataType:
+    """An inferred type, with decimals where these values are whole numbers of more than 64 bits, and not doubles."""
+    given = [value for value in values if value is not None]
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_with_large(each.type, [value.get(each.name) for value in given])) for each in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_with_large(kind.value_type, [item for value in given for item in value]))
+    if not pa.types.is_floating(kind) or not all(type(value) is int for value in given):
+        return kind
+    return pa.decimal128(38, 0) if 1 << 63 <= max(map(abs, given), default=0) < 10**38 else kind
 
 
 def _timed(field: pa.Field, lines: pa.Array) -> pa.Field:
@@ -311,9 +331,19 @@ class LinesOfCsv:
         return CsvDecoder(self.csv, names, wanted)
 
     def inferred(self, sample: bytes) -> pa.Schema:
-        """As pyarrow does it."""
+        """As pyarrow does it, but for `_with_large`."""
         reading = arrow_csv.ReadOptions(autogenerate_column_names=not self.csv.header)
-        return arrow_csv.read_csv(pa.BufferReader(sample), read_options=reading, parse_options=_parsing(self.csv)).schema
+        options = {"read_options": reading, "parse_options": _parsing(self.csv)}
+        found = arrow_csv.read_csv(pa.BufferReader(sample), **options)
+        if not _LARGE.search(sample):
+            return found.schema
+        as_text = arrow_csv.ConvertOptions(column_types=dict.fromkeys(found.column_names, pa.string()))
+        texts = arrow_csv.read_csv(pa.BufferReader(sample), **options, convert_options=as_text)
+        kinds = []
+        for column, text in zip(found.columns, texts.columns, strict=True):
+            given = text.filter(column.is_valid()).to_pylist() if pa.types.is_floating(column.type) else []
+            kinds.append(_with_large(column.type, [int(each) if _WHOLE.fullmatch(each) else each for each in given]))
+        return pa.schema(list(zip(found.column_names, kinds, strict=True)))
 
     def _names(self, header: bytes) -> list[str]:
         if b"\r" in header.rstrip(b"\r"):

@@ -422,6 +422,21 @@ def test_an_inferred_schema_is_pinned(tmp_path):
     assert found(FileSource(str(tmp_path), watch=True, schema=other.schema), cursor)[0][0].schema == ""
 
 
+@pytest.mark.parametrize(("format_", "text"), [
+    ("jsonl", '{"a":1,"b":1.5,"l":[{"n":1}]}\n{"a":12345678901234567890,"b":1e19,"l":[{"n":-9999999999999999999},null]}\n'),
+    ("csv", "a,b,t\n1,1.5,x\n12345678901234567890,1e19,y\nNA,,\n"), ("csv", "a,b\n12345678901234567890,0.1234567890123456789\n"),
+], ids=["json", "csv", "csv of one row"])  # fmt: skip
+def test_whole_numbers_of_more_than_64_bits_are_inferred_as_decimals(tmp_path, format_, text):
+    """As doubles they would be others."""
+    (tmp_path / "a").write_text(text)
+    source = FileSource(str(tmp_path), format=format_, columns=["a", "b"])
+    kind = pa.decimal128(38, 0)
+    assert source.schema == pa.schema([("a", kind), ("b", pa.float64())])
+    assert max(row[0] or 0 for row in rows(source)) == 12345678901234567890
+    if format_ == "jsonl":
+        assert rows(source.with_columns(["l"]))[1][0] == {"n": Decimal("-9999999999999999999")}
+
+
 def test_a_schema_cannot_be_inferred_from_nothing(tmp_path):
     with pytest.raises(UsageError, match="no files to infer a schema from: give the schema"):
         _ = FileSource(str(tmp_path)).schema
