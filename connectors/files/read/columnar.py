@@ -123,7 +123,7 @@ class Avro(ColumnarFormat):
 
 
 def _with_instants(fragment: ds.ParquetFileFragment) -> pa.Schema:
-    """The file's columns, those of INT96 as instants, which they are to Spark, Hive and Impala, who write them."""
+    """The file's columns, those of INT96 as instants, which they are to those who write them."""
     found, columns = fragment.physical_schema, fragment.metadata.schema
     stored = [columns.column(number).physical_type for number in range(len(columns))]
     if "INT96" not in stored:
