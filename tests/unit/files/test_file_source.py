@@ -393,6 +393,25 @@ def test_values_and_names_in_paths(tmp_path, folder, kind, value):
             rows(source)
 
 
+def test_a_struct_with_a_field_twice_is_refused(tmp_path):
+    """The last would be taken."""
+    twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
+    arrow(tmp_path / "f", pa.table({"s": twice}))
+    with pytest.raises(CorruptDataError, match="its column 's' is struct<x: int64, x: int64>, and the schema has"):
+        rows(FileSource(str(tmp_path), format="arrow", schema=pa.schema([("s", pa.struct([("x", pa.int64())]))])))
+
+
+def test_an_avro_union_of_several_types_is_refused_by_name(tmp_path):
+    fastavro = pytest.importorskip("fastavro")
+    fields = [{"name": "u", "type": ["int", "string"]}, {"name": "n", "type": "int"}]
+    with (tmp_path / "f").open("wb") as file:
+        fastavro.writer(file, {"type": "record", "name": "r", "fields": fields}, [{"u": "x", "n": 1}])
+    source = FileSource(str(tmp_path), format="avro")
+    with pytest.raises(CorruptDataError, match="its column 'u' is of several types"):
+        rows(source)
+    assert rows(source.with_columns(["n"])) == [1]
+
+
 def test_metadata_is_given_if_it_is_asked_for(tmp_path):
     parquet(tmp_path / "a b", TABLE.slice(0, 1))
     os.utime(tmp_path / "a b", (5, 5))
@@ -474,6 +493,14 @@ def test_files_and_numbers_that_would_be_read_as_others(tmp_path, format_, data,
     schema = schema.append(pa.field("l", pa.list_(pa.float32()))) if format_ == "jsonl" else schema
     with pytest.raises(CorruptDataError, match=message):
         rows(FileSource(str(tmp_path), format=format_, schema=schema))
+
+
+def test_values_of_csv_that_are_not_asked_for_are_not_converted(tmp_path):
+    """By what the first of them look like."""
+    (tmp_path / "a").write_text("a\n" + "1\n" * (5 << 20) + "x\n")
+    source = FileSource(str(tmp_path), format=Csv(newlines_in_values=True), schema=pa.schema([("a", pa.string())]))
+    read = batches(source.with_columns(["_metadata"]), found(source)[0])
+    assert sum(batch.records.num_rows for batch in read) == (5 << 20) + 1
 
 
 def test_infinities_of_csv_are_read(tmp_path):
