@@ -451,7 +451,7 @@ def _record(text: str, size: int, place: _Place) -> list[str | None]:
     """The texts of a composite value's fields: nothing is a null, quotes are doubled."""
     values: list[str | None] = []
     at, last = 1, len(text) - 1
-    while text[:1] == "(" and len(values) < size:
+    while text[:1] == "(" and at <= last and len(values) < size:
         found = _FIELD.match(text, at, last)
         assert found is not None  # it matches nothing too
         quoted, bare = found["quoted"], found["bare"]

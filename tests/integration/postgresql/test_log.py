@@ -535,6 +535,7 @@ def test_changes_that_a_publication_missed_are_data_loss(items):
             ids(log, items.end())
 
 
+@pytest.mark.full
 def test_a_server_that_ends_is_retriable_and_its_log_continues(server, items):
     for end in (type(server).kill, type(server).stop):
         items.run("INSERT INTO {s}.t SELECT coalesce(max(id), 0) + 1 FROM {s}.t")
@@ -553,6 +554,7 @@ def test_a_server_that_ends_is_retriable_and_its_log_continues(server, items):
             assert ids(log, items.end())[0] == values
 
 
+@pytest.mark.full
 def test_a_server_that_is_silent_is_given_up_in_time(server, items, monkeypatch):
     monkeypatch.setattr(replication, "SILENCE_S", 1.0)
     monkeypatch.setattr(replication, "COMMAND_S", 1.0)
@@ -572,6 +574,7 @@ def test_a_server_that_is_silent_is_given_up_in_time(server, items, monkeypatch)
             server.resume()
 
 
+@pytest.mark.full
 def test_a_connection_stays_while_it_is_read_or_kept_alive(items):
     items.url += "?options=-c%20wal_sender_timeout%3D1s"
     with closing(items.log()) as log:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 pytest.importorskip("psycopg", reason="needs headrace[sql]")
@@ -243,6 +243,7 @@ def test_scalars_are_what_psycopg_reads(pairs):
         assert found == loaded or (math.isnan(found) and math.isnan(loaded))
 
 
+@example(texts=["("])
 @given(texts=st.lists(st.text(st.sampled_from('{}",\\ax()N=>[]:1'), max_size=12), max_size=3))
 def test_damaged_texts_of_arrays_composites_and_maps_are_refused_as_such(texts):
     for kind in (TEXTS, PAIR, base(HSTORE), array(PAIR)):
