@@ -12,9 +12,10 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.postgresql import catalog
 from headrace.connectors.postgresql.connection import connect, shown, translated
 from headrace.connectors.postgresql.pgoutput import Decoded, Decoder, LoggedChanges
-from headrace.connectors.postgresql.replication import LogConnection, System, lsn_text
+from headrace.connectors.postgresql.replication import LogConnection, lsn_text
 from headrace.connectors.postgresql.rows import OneTableRows, TableRows
 from headrace.connectors.postgresql.seam import SeamFilter
 from headrace.connectors.postgresql.snapshot import chunks_of
@@ -44,8 +45,7 @@ class LogReader:
     def poll(self, timeout: float) -> SplitBatch[ChangesSplit] | None:
         """The next transactions. A batch without rows says that the log has come further without changes of the table."""
         if not self._is_started:
-            self._check(self._log.start(self._split.position.lsn))
-            self._is_started = True
+            self._start()
         until = time.monotonic() + timeout
         decoded = self._next(timeout)
         while decoded is not None and self._was_read(decoded):
@@ -80,14 +80,19 @@ class LogReader:
             connection.close()
         self._decoder.close()
 
-    def _check(self, system: System) -> None:
-        """Raises DataLossError for the log of another cluster."""
-        if system.identifier != self._split.position.system:
-            position = self._split.position
+    def _start(self) -> None:
+        """Raises DataLossError for the log of another cluster, and what `LogConnection.start` raises."""
+        position = self._split.position
+        with translated(self._url, "reading the log"), connect(self._url) as connection:
+            system = str(catalog.read_server(connection).system_identifier)
+        if system != position.system:
             raise DataLossError(
-                f"{shown(self._url)} is another cluster ({system.identifier}) than the one that was read up to "
-                f"{lsn_text(position.lsn)} ({position.system}): go back to that one, or take a new snapshot"
+                f"{shown(self._url)} is another cluster ({system}) than the one that was read up to {lsn_text(position.lsn)} "
+                f"({position.system}): go back to that one, or take a new snapshot"
             )
+        timeline = self._log.start(position.lsn, position.timeline).timeline
+        self._split = replace(self._split, position=replace(position, timeline=timeline))
+        self._is_started = True
 
     def _passed_over(self) -> SplitBatch[ChangesSplit] | None:
         """The log has come further, without changes of published tables."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 import struct
 import time
@@ -86,11 +87,12 @@ class LogConnection:
         """
         return self._passed
 
-    def start(self, lsn: int) -> System:
+    def start(self, lsn: int, timeline: int | None = None) -> System:
         """Connect, and ask for what was committed after `lsn`; 0 is where the slot is. Again after a loss, for a new `Decoder`.
 
-        Raises DataLossError if the slot is gone, was invalidated, or is past `lsn`, and if the server's log ends ahead of it;
-        RetriableError while another connection uses the slot.
+        `timeline`: that of `lsn`, if it is known. Raises DataLossError if the slot is gone, was invalidated, or is past `lsn`,
+        and if the server's log ends ahead of it, or left that timeline ahead of it; RetriableError while another connection
+        uses the slot.
         """
         self.close()
         given = {**parameters(self._url), "replication": "database"}
@@ -101,7 +103,7 @@ class LogConnection:
                     raise errors.OperationalError(pq.error_message(connection))
                 connection.nonblocking = 1
                 connection.notice_handler = self._noticed
-                system = self._started(connection, lsn)
+                system = self._started(connection, lsn, timeline)
             except BaseException:
                 connection.finish()
                 raise
@@ -190,9 +192,9 @@ class LogConnection:
     def _translated(self) -> AbstractContextManager[None]:
         return translated(self._url, f"reading the slot {self._slot}")
 
-    def _started(self, connection: pq.abc.PGconn, lsn: int) -> System:
-        identifier, timeline, position, _ = _row(_query(connection, "IDENTIFY_SYSTEM"))
-        system = System(str(identifier), int(timeline or 0), lsn_number(str(position)))
+    def _started(self, connection: pq.abc.PGconn, lsn: int, timeline: int | None) -> System:
+        identifier, current, position, _ = _row(_query(connection, "IDENTIFY_SYSTEM"))
+        system = System(str(identifier), int(current or 0), lsn_number(str(position)))
         self._check_slot(connection, lsn)
         if lsn > system.position:
             raise DataLossError(
@@ -200,6 +202,8 @@ class LogConnection:
                 "server has lost the end of its log, as a promoted standby or a restored backup has, or it is another one. "
                 "Take a new snapshot"
             )
+        if timeline is not None and timeline != system.timeline:
+            self._check_history(connection, system, lsn, timeline)
         known = _query(connection, _PUBLICATIONS.format(names=", ".join(map(_literal, self._publications))))
         missing = set(self._publications) - {_row(known, number)[0] for number in range(known.ntuples)}
         if missing:
@@ -218,6 +222,18 @@ class LogConnection:
             self._check_slot(connection, lsn)
             raise self._lost(error) from error
         return system
+
+    def _check_history(self, connection: pq.abc.PGconn, system: System, lsn: int, timeline: int) -> None:
+        """Raise DataLossError unless the server's log went through `lsn` on that timeline, before it was promoted."""
+        _, history = _row(_query(connection, f"TIMELINE_HISTORY {system.timeline}"))
+        ends = dict(map(str.split, re.findall(r"^\d+\s+[0-9A-Fa-f]+/[0-9A-Fa-f]+", history or "", re.MULTILINE)))
+        end = ends.get(str(timeline))
+        if end is None or lsn > lsn_number(end):
+            left = "was never on that timeline" if end is None else f"left that timeline at {end}"
+            raise DataLossError(
+                f"changes were read up to {lsn_text(lsn)} on timeline {timeline}, and {shown(self._url)}, on timeline "
+                f"{system.timeline}, {left}: the server that was promoted has not had the last of them. Take a new snapshot"
+            )
 
     def _check_slot(self, connection: pq.abc.PGconn, lsn: int) -> None:
         """Raise DataLossError unless the slot still has what was committed after `lsn`."""

@@ -173,9 +173,9 @@ class SeveralTablesRows(OneTableRows):
         return pa.record_batch([*batch.columns[:first], before, *structs], self.schema)
 
 
-def rows_of(tables: Sequence[PgTable]) -> OneTableRows:
+def rows_of(tables: Sequence[PgTable], out_of_range: OutOfRange = "error") -> OneTableRows:
     """Of the tables of a source."""
-    rows = [TableRows(table) for table in tables]
+    rows = [TableRows(table, out_of_range) for table in tables]
     return OneTableRows(rows[0]) if len(rows) == 1 else SeveralTablesRows(rows)
 
 

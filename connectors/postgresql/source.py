@@ -37,6 +37,7 @@ from headrace.connectors.postgresql.splits import (
     stored_origin,
     stored_seam,
 )
+from headrace.connectors.postgresql.types import OutOfRange
 from headrace.enumerator.envelope import stored_object
 from headrace.enumerator.errors import DataLossError, RetriableError, StateError, UsageError
 from headrace.enumerator.source import (
@@ -73,6 +74,8 @@ class ChangesSource(Source[ChangesSplit]):
       REPLICA IDENTITY FULL. `_unchanged`: names of columns whose large values the log leaves out; they are null. Without it
       such a change is an error, as null would be written. REPLICA IDENTITY FULL has the values. Default: `_op`, `_lsn`, and of
       several tables `_table`.
+    - `out_of_range`: what becomes of a value that Arrow has no place for, such as an infinite timestamp or NaN among decimals:
+      `error` (default) ends the job and names it, `null`.
 
     The columns of one table are the others. Of several tables each has a column, named as the table, with a struct of its
     columns, which is null in other tables' rows: `table_rows` gives those of one.
@@ -96,12 +99,15 @@ class ChangesSource(Source[ChangesSplit]):
         snapshot: Snapshot = "initial",
         chunk_rows: int = 50_000,
         metadata: Sequence[str] | None = None,
+        out_of_range: OutOfRange = "error",
         max_transaction_bytes: int = TRANSACTION_BYTES,
     ) -> None:
         """Raises UsageError as the class says."""
         shown(url)
         if snapshot not in ("initial", "never", "only"):
             raise UsageError(f"snapshot is 'initial', 'never' or 'only', not {snapshot!r}")
+        if out_of_range not in ("error", "null"):
+            raise UsageError(f"out_of_range is 'error' or 'null', not {out_of_range!r}")
         for what, number in (("chunk_rows", chunk_rows), ("max_transaction_bytes", max_transaction_bytes)):
             if type(number) is not int or number < 1:
                 raise UsageError(f"{what} must be a whole number from 1, not {number!r}")
@@ -112,6 +118,7 @@ class ChangesSource(Source[ChangesSplit]):
             raise UsageError(f"tables is a list of names, and not {tables!r}")
         self.tables: tuple[catalog.TablePattern, ...] = tuple(map(catalog.TablePattern.parse, tables))
         self.snapshot: Snapshot = snapshot
+        self.out_of_range: OutOfRange = out_of_range
         self.chunk_rows: int = chunk_rows
         self.max_transaction_bytes: int = max_transaction_bytes
         self._metadata = None if metadata is None else tuple(metadata)
@@ -141,7 +148,7 @@ class ChangesSource(Source[ChangesSplit]):
 
     def rows(self) -> OneTableRows:
         """What makes rows of the tables, with all columns about changes."""
-        return rows_of([followed.table for followed in self.followed])
+        return rows_of([followed.table for followed in self.followed], self.out_of_range)
 
     @property
     def boundedness(self) -> Boundedness:
@@ -217,12 +224,12 @@ class _Chunks(SplitDiscovery[ChangesSplit]):
         self._source = source
 
     def initial(self) -> DiscoveryResult[ChangesSplit]:
-        """The slot comes first: so the log has all that a chunk may lack."""
+        """The slot comes first: so the log has all that a chunk may lack. The rows alone need none."""
         source = self._source
         with translated(source.url, "starting a snapshot"), connect(source.url) as connection:
-            place, floor = slot_place(connection, source.slot)
+            is_last = source.snapshot == "only"
+            place, floor = log_end(connection) if is_last else slot_place(connection, source.slot)
             added = [chunk for each in source.followed for chunk in _cut(connection, each, source.chunk_rows, place, floor)]
-        is_last = source.snapshot == "only"
         stage = Stage(0, _SNAPSHOT, None, in_pieces=True, is_found=not is_last, needs_ends=not is_last)
         return DiscoveryResult(added, complete=is_last, stage=stage)
 
@@ -260,6 +267,13 @@ class _Log(SplitDiscovery[ChangesSplit]):
 
     def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
         return DiscoveryResult((), stage=self._stage)
+
+
+def log_end(connection: psycopg.Connection) -> tuple[Origin, int]:
+    """Where the log ends now."""
+    server = catalog.read_server(connection)
+    (lsn,) = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone() or (0,)
+    return Origin(str(server.system_identifier), server.timeline, int(lsn)), int(lsn)
 
 
 def slot_place(connection: psycopg.Connection, name: str) -> tuple[Origin, int]:

@@ -6,13 +6,16 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from headrace.connectors.postgresql.replication import LogConnection
 from headrace.enumerator import EmbeddedRun
+from headrace.errors import DataLossError, UsageError
 from headrace.postgresql import ChangesSource, table_rows
 from headrace.testing.servers.databases import Database
 from tests.helpers.databases import psql
@@ -252,3 +255,87 @@ def test_several_tables_are_read_by_one_slot(url: str) -> None:
             run.checkpoint_completed()
     assert sorted(lines) == [("snapshot", "a", 2), ("snapshot", "b", 3), ("update", "a", 3), ("update", "b", 4)]
     psql(url, "DROP TABLE public.lines")
+
+
+@pytest.mark.timeout(120)
+def test_a_promotion_is_followed_and_one_that_lacks_what_was_read_is_data_loss(server: Database, url: str) -> None:
+    copy = Copy()
+    with EmbeddedRun(source_of(url), clock=time.monotonic) as run:
+        read_until(run, copy, url)
+        psql(url, "INSERT INTO public.orders VALUES (5000, 'p0', 'before')")
+        read_until(run, copy, url)
+        state = run.checkpoint()
+        run.checkpoint_completed()
+    ((data, timeline),) = psql(url, "SELECT current_setting('data_directory'), timeline_id FROM pg_control_checkpoint()")
+    server.stop()
+    Path(data, "standby.signal").touch()
+    server.restart()
+    psql(url, "SELECT pg_promote()", "INSERT INTO public.orders VALUES (5001, 'p0', 'after')")
+    with EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
+        read_until(run, copy, url)
+        assert f'"timeline":{timeline + 1}'.encode() in run.checkpoint()
+    ((lsn,),) = psql(url, "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")
+    with closing(LogConnection(url, SLOT, ["orders"])) as connection:
+        with pytest.raises(
+            DataLossError, match=f"on timeline {timeline}, .* left that timeline at .*: the server that was prom"
+        ):
+            connection.start(lsn, timeline)
+        with pytest.raises(DataLossError, match="was never on that timeline"):
+            connection.start(lsn, timeline + 7)
+
+
+def rows_alone(source: ChangesSource) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    with EmbeddedRun(source, clock=time.monotonic) as run:
+        while not run.finished:
+            batch = run.poll(0.1)
+            found += [] if batch is None else batch.records.to_pylist()
+    return found
+
+
+def test_rows_alone_need_no_slot_and_infinite_times_may_be_null(url: str) -> None:
+    psql(url, "ALTER TABLE public.orders ADD COLUMN due timestamp", "UPDATE public.orders SET due = 'infinity' WHERE id = 7")
+    with pytest.raises(UsageError, match=r"'due': the value 'infinity' .* is out of range"):
+        rows_alone(source_of(url, snapshot="only"))
+    found = rows_alone(source_of(url, snapshot="only", out_of_range="null"))
+    assert (len(found), {row["due"] for row in found}) == (3000, {None})
+    assert psql(url, "SELECT slot_name FROM pg_replication_slots") == []
+
+
+def test_a_large_value_that_the_log_leaves_out_is_an_error_a_name_or_there(url: str) -> None:
+    psql(
+        url,
+        "ALTER TABLE public.orders ADD COLUMN large text",
+        "ALTER TABLE public.orders ALTER COLUMN large SET STORAGE EXTERNAL",
+        "DELETE FROM public.orders WHERE id > 0",
+        "UPDATE public.orders SET large = repeat('x', 9000)",
+    )
+    with EmbeddedRun(source_of(url), clock=time.monotonic) as run:
+        read_some(run, 1)
+        state = run.checkpoint()
+    psql(url, "UPDATE public.orders SET value = 'second'")
+    with (
+        EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run,
+        pytest.raises(UsageError, match=r"leaves out the value of 'large', .*ALTER TABLE public.orders REPLICA IDENTITY FULL"),
+    ):
+        read_some(run, 1)
+    source = source_of(url, metadata=["_op", "_unchanged"])
+    with EmbeddedRun(source, clock=time.monotonic, checkpoint=state) as run:
+        (row,) = read_some(run, 1)
+        assert (row["value"], row["large"], row["_unchanged"]) == ("second", None, ["large"])
+        state = run.checkpoint()
+    psql(url, "ALTER TABLE public.orders REPLICA IDENTITY FULL", "UPDATE public.orders SET value = 'third'")
+    source = source_of(url, metadata=["_op", "_before"])
+    with EmbeddedRun(source, clock=time.monotonic, checkpoint=state) as run:
+        (row,) = read_some(run, 1)
+        assert (row["large"], row["_before"]["value"]) == ("x" * 9000, "second")
+
+
+def read_some(run: EmbeddedRun[Any], count: int) -> list[dict[str, Any]]:
+    """The next rows, `count` or more."""
+    found: list[dict[str, Any]] = []
+    until = time.monotonic() + 30.0
+    while len(found) < count and time.monotonic() < until:
+        batch = run.poll(0.2)
+        found += [] if batch is None else batch.records.to_pylist()
+    return found
