@@ -12,7 +12,7 @@ from psycopg import sql
 
 from headrace.connectors.postgresql.splits import Key, Seen, TableSeam
 from headrace.connectors.postgresql.types import PgColumn, PgTable
-from headrace.enumerator.errors import DataLossError
+from headrace.enumerator.errors import DataLossError, UsageError
 
 _ROWS = "t"
 """The table in queries."""
@@ -48,6 +48,7 @@ def lower_bounds(connection: psycopg.Connection, followed: Followed, key: tuple[
     They need not be of one snapshot: chunks have what comes between. The connection is in autocommit.
     """
     if not key:
+        check_size(connection, followed, rows)
         return
     columns = [_column(followed.table, name) for name in key]
     # Qualified, or they would be ordered as the texts that are selected.
@@ -63,6 +64,16 @@ def lower_bounds(connection: psycopg.Connection, followed: Followed, key: tuple[
             return
         bound = tuple(map(str, found))
         yield bound
+
+
+def check_size(connection: psycopg.Connection, followed: Followed, rows: int) -> None:
+    """Raise UsageError for a table of more rows, which nothing cuts: it is read, and held in memory, as a whole."""
+    query = sql.SQL("SELECT true FROM {} OFFSET {} LIMIT 1").format(_from(followed), sql.Literal(rows))
+    if connection.execute(query).fetchone() is not None:
+        raise UsageError(
+            f"table {followed.table.full_name} has no primary key to cut it into chunks, and more than {rows} rows: give it a "
+            "key, set chunk_rows to more than its rows, or snapshot='never'"
+        )
 
 
 def read_chunk(

@@ -331,6 +331,13 @@ def test_a_large_value_that_the_log_leaves_out_is_an_error_a_name_or_there(url: 
         assert (row["large"], row["_before"]["value"]) == ("x" * 9000, "second")
 
 
+def test_a_table_without_a_key_is_read_as_a_whole_or_refused(url: str) -> None:
+    psql(url, "ALTER TABLE public.orders DROP CONSTRAINT orders_pkey")
+    assert len(rows_alone(source_of(url, snapshot="only", chunk_rows=3000))) == 3000
+    with pytest.raises(UsageError, match=r"public.orders has no primary key .*, and more than 2999 rows"):
+        rows_alone(source_of(url, snapshot="only", chunk_rows=2999))
+
+
 def read_some(run: EmbeddedRun[Any], count: int) -> list[dict[str, Any]]:
     """The next rows, `count` or more."""
     found: list[dict[str, Any]] = []
