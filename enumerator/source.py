@@ -17,7 +17,7 @@ from typing import Any, Generic, Self
 
 import pyarrow as pa
 
-from headrace.enumerator.errors import ProtocolViolationError, RetriableError
+from headrace.enumerator.errors import ProtocolViolationError, RetriableError, UsageError
 from headrace.enumerator.split import OffsetSplitT, SourceSplit, SplitT, StagedSplit
 
 JsonObject = Mapping[str, Any]
@@ -249,6 +249,14 @@ class Source(ABC, Generic[SplitT]):
         return self.finite_splits
 
     @property
+    def needs_ends(self) -> bool:
+        """Whether its discovery continues from how readers have ended its splits (`Stage.needs_ends`). Default: False.
+
+        `headrace run` and one process can do that; Spark, Beam and `Hybrid` refuse such a source.
+        """
+        return False
+
+    @property
     @abstractmethod
     def split_serializer(self) -> SplitSerializer[SplitT]:
         """The serializer of this source's splits."""
@@ -308,6 +316,12 @@ class Source(ABC, Generic[SplitT]):
 
     def checkpoint_completed(self, splits: Sequence[SplitT]) -> None:
         """These positions are durable and may now be published (group offsets). Coordinator's process."""
+
+
+def check_needs_no_ends(source: Source[Any], where: str) -> None:
+    """Raise UsageError for a source that `needs_ends`, where readers do not report to discovery."""
+    if source.needs_ends:
+        raise UsageError(f"source {source.name!r} cannot be read by {where} yet: read it by `headrace run`, or in one process")
 
 
 class LogSource(Source[OffsetSplitT]):

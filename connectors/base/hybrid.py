@@ -27,6 +27,7 @@ from headrace.enumerator.source import (
     SplitSerializer,
     Stage,
     StagedDiscovery,
+    check_needs_no_ends,
 )
 
 
@@ -107,6 +108,9 @@ class HybridSource(Source[HybridSplit]):
         for stage in self.stages[1:]:
             if not (isinstance(stage, Source) or callable(stage)):
                 raise UsageError(f"a source is followed by a source or a function that makes one, not by {stage!r}")
+        for stage in self.stages:
+            if isinstance(stage, Source):
+                check_needs_no_ends(stage, "a hybrid source")
         for number, stage in enumerate(self.stages[:-1]):
             if isinstance(stage, Source):
                 self._check_end(number, stage)
@@ -230,6 +234,7 @@ class HybridSource(Source[HybridSplit]):
         source = self._called(stage, factory, SourceEnd(end))
         if not isinstance(source, Source) or isinstance(source, HybridSource):
             raise UsageError(f"the function for stage {stage} of a hybrid source has given {source!r}, and not one source")
+        check_needs_no_ends(source, "a hybrid source")
         self._check_columns(stage, source)
         if stage < len(self.stages) - 1:
             self._check_end(stage, source)

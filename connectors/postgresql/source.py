@@ -161,6 +161,11 @@ class ChangesSource(Source[ChangesSplit]):
         return True
 
     @property
+    def needs_ends(self) -> bool:
+        """True: a chunk says what its snapshot has seen, and another reading of it would see something else."""
+        return True
+
+    @property
     def split_serializer(self) -> ChangesSplitSerializer:
         """JSON objects."""
         return ChangesSplitSerializer()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.connectors.base.hybrid import HybridSource
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.enumerator.errors import UsageError
-from headrace.enumerator.source import Boundedness, LogSource, Source
+from headrace.enumerator.source import Boundedness, LogSource, Source, check_needs_no_ends
 from headrace.runners.restarts import duration_s
 from headrace.runners.spark.log_offsets import SplitOffsets
 from headrace.runners.spark.log_read import LogRead
@@ -94,6 +94,7 @@ def read_stream(
 
 def stream_read(source: Source[Any], checkpoint: str | None, options: Mapping[str, object]) -> StreamRead:
     """How Spark reads it. Does no I/O. Raises UsageError naming the option at fault."""
+    check_needs_no_ends(source, "Spark")
     written = {name: _text(value) for name, value in options.items()}
     if isinstance(source, HybridSource):
         return _staged_read(source, checkpoint, written)

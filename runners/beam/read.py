@@ -20,7 +20,7 @@ from apache_beam.utils.timestamp import Timestamp
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.source import Boundedness, LogSource, Source
+from headrace.enumerator.source import Boundedness, LogSource, Source, check_needs_no_ends
 from headrace.enumerator.split import OffsetSplit, SplitT
 from headrace.runners.beam import capabilities, flink_options
 from headrace.runners.beam import worker as workers
@@ -301,6 +301,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
     ) -> None:
         """Reads the savepoint, if there is one. `record_type` is the type hint of what `rows` makes."""
         super().__init__()
+        check_needs_no_ends(source, "Beam")
         if output not in ("records", "arrow"):
             raise UsageError(f'output must be "records" or "arrow", not {output!r}')
         if discovery_interval_s is not None and discovery_interval_s <= 0:

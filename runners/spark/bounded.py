@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.enumerator.errors import UsageError
-from headrace.enumerator.source import Boundedness, Source
+from headrace.enumerator.source import Boundedness, Source, check_needs_no_ends
 from headrace.runners.spark.planning import packed, told_parallelism
 from headrace.runners.spark.private import active
 from headrace.runners.spark.readers import SplitsPartition, spark_schema
@@ -38,6 +38,7 @@ def read_source(spark: SparkSession, source: Source[Any]) -> DataFrame:
     task; small ones share one where they state their size (`SizedSplit`). A task whose reader has nothing for ten minutes
     fails. Raises UsageError for a source without end, and for a type of its schema that Spark does not have.
     """
+    check_needs_no_ends(source, "Spark")
     if source.boundedness is not Boundedness.BOUNDED:
         raise UsageError(f"source {source.name!r} has no end: only a bounded source can be read as a frame")
     spark_types(source)

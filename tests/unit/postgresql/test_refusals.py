@@ -1,0 +1,57 @@
+"""What a source of changes refuses before it asks a server, and where it cannot run."""
+
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("psycopg", reason="needs headrace[sql]")
+
+from headrace.enumerator.errors import UsageError
+from headrace.postgresql import ChangesSource
+from headrace.runners.beam.read import ReadFromSource
+from headrace.sources import Hybrid
+from headrace.spark import read_source, read_stream
+from headrace.testing import MemoryLog, MemorySource
+
+URL = "postgresql://reader:not-a-secret@localhost/shop"
+
+
+def source_of(**options: Any) -> ChangesSource:
+    given: dict[str, Any] = {"tables": ["orders"], "publication": "orders", "slot": "headrace_orders"}
+    return ChangesSource(URL, **{**given, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tables": "orders"}, "tables is a list of names, and not 'orders'"),
+        ({"tables": []}, "tables is a list of names"),
+        ({"tables": ["a.b.c"]}, "'a.b.c' does not name a table"),
+        ({"slot": "orders"}, "'orders' cannot be our slot: the name must start with headrace_"),
+        ({"snapshot": "all"}, "snapshot is 'initial', 'never' or 'only', not 'all'"),
+        ({"chunk_rows": 0}, "chunk_rows must be a whole number from 1, not 0"),
+        ({"max_transaction_bytes": True}, "max_transaction_bytes must be a whole number from 1, not True"),
+        ({"out_of_range": "skip"}, "out_of_range is 'error' or 'null', not 'skip'"),
+        ({"metadata": ["lsn"]}, "metadata is some of _op, _lsn, .*, and not 'lsn'"),
+    ],
+)
+def test_an_argument_is_refused_by_name(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        source_of(**options)
+
+
+@pytest.mark.parametrize(
+    ("where", "read"),
+    [
+        ("Spark", lambda source: read_stream(cast("Any", None), source)),
+        ("Spark", lambda source: read_source(cast("Any", None), source)),
+        ("Beam", ReadFromSource),
+        ("a hybrid source", lambda source: Hybrid(source, then=MemorySource(MemoryLog()))),
+        ("a hybrid source", lambda source: Hybrid(MemorySource(MemoryLog(), bounded=True), then=source)),
+    ],
+    ids=["a stream", "a frame", "Beam", "first", "last"],
+)
+def test_where_readers_report_to_no_discovery_it_is_refused(where: str, read: Any) -> None:
+    said = f"source 'postgresql-changes' cannot be read by {where} yet: read it by `headrace run`, or in one process"
+    with pytest.raises(UsageError, match=said):
+        read(source_of(snapshot="only"))
