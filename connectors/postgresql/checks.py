@@ -28,6 +28,7 @@ from headrace.connectors.postgresql.catalog import (
     read_tables,
 )
 from headrace.connectors.postgresql.connection import connect, parameters, translated
+from headrace.connectors.postgresql.rows import METADATA
 from headrace.connectors.postgresql.types import PgTable, arrow_type
 from headrace.enumerator.errors import UsageError
 
@@ -290,6 +291,10 @@ def _of_table(facts: Facts, relation: PgRelation) -> Iterator[Lack]:
                 arrow_type(column)
             except UsageError as error:
                 yield Lack("error", _table(relation), str(error))
+    for name in [column.name for column in table.columns if column.name in METADATA]:
+        if listed is None or name in listed:
+            what = f"its column {name!r} has the name of one of ours: rename it, or leave it out of the publication"
+            yield Lack("error", _table(relation), what)
     changes = {"update", "delete"} if facts.publication is None else {"update", "delete"} & facts.publication.operations
     for each in facts.partitions(relation) if relation.kind == "p" else [relation]:
         if changes and not any(column.in_key for column in facts.tables[each.oid].columns):
