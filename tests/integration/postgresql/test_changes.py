@@ -338,6 +338,29 @@ def test_a_table_without_a_key_is_read_as_a_whole_or_refused(url: str) -> None:
         rows_alone(source_of(url, snapshot="only", chunk_rows=2999))
 
 
+def test_the_slot_moves_by_checkpoints_also_past_what_is_not_published(url: str) -> None:
+    """The log of a quiet table is not kept: other tables write it."""
+    place = f"SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = '{SLOT}'"
+    copy = Copy()
+    with EmbeddedRun(source_of(url), clock=time.monotonic) as run:
+        read_until(run, copy, url)
+        psql(url, "UPDATE public.orders SET value = 'read' WHERE id < 10")
+        read_until(run, copy, url)
+        ((before,),) = psql(url, place)
+        run.checkpoint()
+        run.checkpoint_aborted()
+        assert psql(url, place) == [(before,)], "it has moved without a checkpoint"
+        psql(url, "CREATE TABLE public.other AS SELECT n FROM generate_series(1, 1000) AS n", "DROP TABLE public.other")
+        ((wanted,),) = psql(url, "SELECT (pg_current_wal_lsn() - '0/0')::bigint")
+        until = time.monotonic() + 30.0
+        while psql(url, place)[0][0] < wanted and time.monotonic() < until:
+            run.poll(0.1)
+            run.checkpoint()
+            run.checkpoint_completed()
+    ((after,),) = psql(url, place)
+    assert before < wanted <= after
+
+
 def read_some(run: EmbeddedRun[Any], count: int) -> list[dict[str, Any]]:
     """The next rows, `count` or more."""
     found: list[dict[str, Any]] = []
