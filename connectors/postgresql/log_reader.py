@@ -20,7 +20,7 @@ from headrace.connectors.postgresql.rows import OneTableRows, TableRows
 from headrace.connectors.postgresql.seam import SeamFilter
 from headrace.connectors.postgresql.snapshot import chunks_of
 from headrace.connectors.postgresql.splits import ChangesSplit, Key, LogSplit, TableSeam
-from headrace.enumerator.errors import DataLossError
+from headrace.enumerator.errors import DataLossError, UsageError
 from headrace.enumerator.source import SplitBatch
 
 
@@ -180,6 +180,9 @@ def key_texts(changes: LoggedChanges, key: Sequence[str], places: pa.Int64Array,
     new, old = (pc.index_in(numbers, tuples.changes) for tuples in (changes.new, changes.old))
     is_delete = pc.equal(operations, "delete")
     names = [column.name for column in changes.relation.columns]
+    if missing := [name for name in key if name not in names]:
+        table = f"{changes.relation.schema}.{changes.relation.name}"
+        raise UsageError(f"the key of {table} has changed since its snapshot, by {missing[0]!r}: take a new snapshot")
     columns = []
     for name in key:
         after, before = (tuples.columns[names.index(name)] for tuples in (changes.new, changes.old))

@@ -31,15 +31,20 @@ _SYSTEM = (
     pa.field("_unchanged", pa.list_(pa.string())),
 )
 _BEFORE = "_before"
+_NONE: pa.Int64Array = pa.array([], pa.int64())
 METADATA = (*(field.name for field in _SYSTEM), _BEFORE)
 """The columns ahead of the table's."""
 
 
 class TableRows:
-    """Rows of one table. Raises UsageError for a column that no Arrow type holds, or that is named as our columns."""
+    """Rows of one table. Raises UsageError for a column that no Arrow type holds, or that is named as our columns.
 
-    def __init__(self, table: PgTable, out_of_range: OutOfRange = "error") -> None:
+    `known_at`: the LSN at which the table had these columns. Changes before it may be of other columns, as `changes` says.
+    """
+
+    def __init__(self, table: PgTable, out_of_range: OutOfRange = "error", known_at: int = 0) -> None:
         self.table = table
+        self._known_at = known_at
         self._out_of_range = out_of_range
         self.values: pa.StructType = pa.struct([pa.field(column.name, arrow_type(column)) for column in table.columns])
         ours = {*METADATA}
@@ -51,7 +56,11 @@ class TableRows:
         self.schema: pa.Schema = pa.schema([*_SYSTEM, pa.field(_BEFORE, self.values), *self.values])
 
     def changes(self, changes: LoggedChanges) -> pa.RecordBatch:
-        """Rows of the changes, in their order. Raises UsageError if their relation has other columns than the table.
+        """Rows of the changes, in their order.
+
+        If they are of before the table was as it is known, columns that were added since are null, those that were dropped
+        since are left out, and values of a column that was another type then are read as of its type now. Raises UsageError
+        for a column that may have been renamed, and for changes of after that with other columns: start again to read those.
 
         What the log leaves out of an update's new row is taken from the old one if the replica identity is the full row.
         """
@@ -59,13 +68,11 @@ class TableRows:
 
     def placed(self, changes: LoggedChanges) -> tuple[pa.RecordBatch, pa.Int64Array]:
         """Also the place of each row among all changes of its batch. Raises as `changes` does."""
-        if (difference := difference_of(self.table, changes.relation)) is not None:
-            raise UsageError(f"the table {self.table.full_name} has changed: {difference}")
+        self._check_columns(changes)
         numbers = {column.name: number for number, column in enumerate(changes.relation.columns)}
-        order = [numbers[column.name] for column in self.table.columns]
-        new = [changes.new.columns[number] for number in order]
-        old = [changes.old.columns[number] for number in order]
-        unchanged = [changes.new.unchanged[number] for number in order]
+        order = [numbers.get(column.name) for column in self.table.columns]
+        new, old = _texts_of(changes.new, order), _texts_of(changes.old, order)
+        unchanged = [_NONE if number is None else changes.new.unchanged[number] for number in order]
         is_full = changes.relation.identity == "full"
         rows = _rows(changes, _key_columns(self.table, changes.relation))
         if is_full:
@@ -87,6 +94,24 @@ class TableRows:
             [_taken(array, rows.values) for array in values],
         )
         return batch, _taken(changes.places, rows.changes)
+
+    def _check_columns(self, changes: LoggedChanges) -> None:
+        difference = difference_of(self.table, changes.relation)
+        if difference is None:
+            return
+        is_older = pc.max(changes.lsns).as_py() <= self._known_at
+        known = {column.name for column in self.table.columns}
+        found = {column.name for column in changes.relation.columns}
+        if is_older and not (known - found and found - known):
+            return
+        if is_older:
+            raise UsageError(
+                f"the log has changes of {self.table.full_name} with other columns than it has now ({difference}). One that "
+                "was renamed cannot be found: take a new snapshot"
+            )
+        raise UsageError(
+            f"the table {self.table.full_name} has changed: {difference}. Start again to read it with its new columns"
+        )
 
     def snapshot(self, texts: Sequence[pa.LargeStringArray], lsn: int) -> pa.RecordBatch:
         """Rows that were read from the table, by the texts of its columns. `lsn`: where the log was then."""
@@ -173,9 +198,9 @@ class SeveralTablesRows(OneTableRows):
         return pa.record_batch([*batch.columns[:first], before, *structs], self.schema)
 
 
-def rows_of(tables: Sequence[PgTable], out_of_range: OutOfRange = "error") -> OneTableRows:
-    """Of the tables of a source."""
-    rows = [TableRows(table, out_of_range) for table in tables]
+def rows_of(tables: Sequence[PgTable], out_of_range: OutOfRange = "error", known_at: int = 0) -> OneTableRows:
+    """Of the tables of a source, which they were at this LSN."""
+    rows = [TableRows(table, out_of_range, known_at) for table in tables]
     return OneTableRows(rows[0]) if len(rows) == 1 else SeveralTablesRows(rows)
 
 
@@ -206,6 +231,12 @@ def difference_of(table: PgTable, relation: LoggedRelation) -> str | None:
     )
     said = [f"columns {what}: {', '.join(sorted(names))}" for what, names in parts if names]
     return "; ".join(said) or None
+
+
+def _texts_of(tuples: Tuples, order: Sequence[int | None]) -> list[pa.LargeStringArray]:
+    """The columns with these numbers, null where there is none."""
+    count = len(tuples.changes)
+    return [pa.nulls(count, pa.large_string()) if number is None else tuples.columns[number] for number in order]
 
 
 def _key_columns(table: PgTable, relation: LoggedRelation) -> list[int]:

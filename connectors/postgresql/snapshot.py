@@ -22,11 +22,15 @@ _UNBOUNDED_NAMES = {"character": "bpchar", "bit": "varbit"}
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A table as its publication has it. `row_filter`: the condition that its rows and changes have to meet, as SQL."""
+    """A table as its publication has it. `row_filter`: the condition that its rows and changes have to meet, as SQL.
+
+    `known_at`: where the log was when its columns were asked for.
+    """
 
     table: PgTable
     row_filter: str | None
     is_partitioned: bool
+    known_at: int
 
 
 def created_again(table: str) -> DataLossError:

@@ -148,7 +148,8 @@ class ChangesSource(Source[ChangesSplit]):
 
     def rows(self) -> OneTableRows:
         """What makes rows of the tables, with all columns about changes."""
-        return rows_of([followed.table for followed in self.followed], self.out_of_range)
+        tables = [followed.table for followed in self.followed]
+        return rows_of(tables, self.out_of_range, min(followed.known_at for followed in self.followed))
 
     @property
     def boundedness(self) -> Boundedness:
@@ -195,9 +196,10 @@ def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[
         for table in publication.tables
         if any(pattern.matches(table.schema, table.name) for pattern in patterns)
     }
+    _, known_at = log_end(connection)  # first: what changes a table later is not before it
     kinds = {each.oid: each.kind for each in catalog.find_relations(connection, patterns)}
     tables = catalog.read_tables(connection, published, publication.columns())
-    found = (Followed(tables[oid], each.row_filter, kinds.get(oid) == "p") for oid, each in published.items())
+    found = (Followed(tables[oid], each.row_filter, kinds.get(oid) == "p", known_at) for oid, each in published.items())
     return tuple(sorted(found, key=lambda each: each.table.full_name))
 
 

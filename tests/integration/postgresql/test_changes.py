@@ -338,6 +338,31 @@ def test_a_table_without_a_key_is_read_as_a_whole_or_refused(url: str) -> None:
         rows_alone(source_of(url, snapshot="only", chunk_rows=2999))
 
 
+def test_a_table_that_is_altered_is_read_on_after_a_restart(url: str) -> None:
+    """Also what was written before, which comes after the last checkpoint."""
+    with EmbeddedRun(source_of(url), clock=time.monotonic) as run:
+        read_some(run, 3000)
+        run.poll(0.1)
+        state = run.checkpoint()
+        psql(
+            url,
+            "INSERT INTO public.orders VALUES (9000, 'p', 'before')",
+            "ALTER TABLE public.orders ADD COLUMN more int",
+            "INSERT INTO public.orders VALUES (9001, 'p', 'between', 1)",
+            "ALTER TABLE public.orders ALTER COLUMN value TYPE varchar(99)",
+            "INSERT INTO public.orders VALUES (9002, 'p', 'after', 2)",
+        )
+        with pytest.raises(UsageError, match=r"has changed: columns added: more.* Start again to read it"):
+            read_some(run, 3)
+    with EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
+        found = read_some(run, 3)
+    assert [(row["id"], row["value"], row["more"]) for row in found] == [
+        (9000, "before", None),
+        (9001, "between", 1),
+        (9002, "after", 2),
+    ]
+
+
 def test_the_slot_moves_by_checkpoints_also_past_what_is_not_published(url: str) -> None:
     """The log of a quiet table is not kept: other tables write it."""
     place = f"SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = '{SLOT}'"

@@ -125,6 +125,28 @@ def test_changes_of_a_table_that_was_altered_are_refused(columns, said):
         TableRows(table()).changes(batch.changes[0])
 
 
+@pytest.mark.parametrize(
+    ("columns", "values", "row"),
+    [
+        ([*COLUMNS, ("more", 25, False)], [b"1", b"a", b"b", b"c"], (1, "a", "b")),
+        (COLUMNS[:2], [b"1", b"a"], (1, "a", None)),
+        ([("id", 20, True), *COLUMNS[1:]], [b"1", b"a", b"b"], (1, "a", "b")),
+    ],
+    ids=["dropped since", "added since", "of another type then"],
+)
+def test_changes_of_before_a_table_was_altered_are_rows_of_it_as_it_is(columns, values, row):
+    (batch,) = Decoder().decode([start(), relation(columns), insert(*values), commit()])
+    (found,) = TableRows(table(), known_at=LSN).changes(batch.changes[0]).to_pylist()
+    assert short(found) == ("insert", row, [], None)
+
+
+def test_a_column_that_may_have_been_renamed_is_refused():
+    columns = [COLUMNS[0], COLUMNS[1], ("renamed", 25, False)]
+    (batch,) = Decoder().decode([start(), relation(columns), insert(b"1", b"a", b"b"), commit()])
+    with pytest.raises(UsageError, match=r"One that was renamed cannot be found: take a new snapshot"):
+        TableRows(table(), known_at=LSN).changes(batch.changes[0])
+
+
 def test_a_column_named_as_ours_is_refused():
     taken = PgTable(1, "public", "t", (PgColumn("_before", PgType(25, "text", "base")),), "default", ())
     with pytest.raises(UsageError, match=r"public\.t has a column '_before'"):
