@@ -29,7 +29,7 @@ from headrace.connectors.formats.registry import client
 from headrace.enumerator.errors import CorruptDataError, StateError, UsageError
 from headrace.errors import AuthenticationError, UnknownSchemaError
 from headrace.runners.spark.stream import StreamPlanner
-from headrace.spark import kafka_formats
+from headrace.spark import kafka_formats, time_zone
 from headrace.spark.connectors import planned_stream_write
 from headrace.spark.kafka_read import Mode, any_read, kafka_read
 from headrace.testing.fake_kafka import FakeKafka, NewRecord, ReadRecord
@@ -176,7 +176,7 @@ def test_json_times_without_a_zone_are_in_the_sessions_or_the_machines_or_that_o
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     assert hours() == [3, 12]
     task = SimpleNamespace(getLocalProperty={"spark.sql.session.timeZone": "GMT+5"}.get)
-    monkeypatch.setattr(kafka_formats.TaskContext, "get", lambda: task)
+    monkeypatch.setattr(time_zone.TaskContext, "get", lambda: task)
     assert hours() == [7, 12]
     assert hours(timeZone="America/New_York") == [16, 12]
 
