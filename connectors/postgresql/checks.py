@@ -293,7 +293,7 @@ def _of_table(facts: Facts, relation: PgRelation) -> Iterator[Lack]:
                 yield Lack("error", _table(relation), str(error))
     for name in [column.name for column in table.columns if column.name in METADATA]:
         if listed is None or name in listed:
-            what = f"its column {name!r} has the name of one of ours: rename it, or leave it out of the publication"
+            what = f"its column {name!r} is named as one that the rows have: rename it, or leave it out of the publication"
             yield Lack("error", _table(relation), what)
     changes = {"update", "delete"} if facts.publication is None else {"update", "delete"} & facts.publication.operations
     for each in facts.partitions(relation) if relation.kind == "p" else [relation]:

@@ -58,7 +58,7 @@ class TableRows:
     def changes(self, changes: LoggedChanges) -> pa.RecordBatch:
         """Rows of the changes, in their order.
 
-        If they are of before the table was as it is known, columns that were added since are null, those that were dropped
+        If they are older than what is known of the table, columns that were added since are null, those that were dropped
         since are left out, and values of a column that was another type then are read as of its type now. Raises UsageError
         for a column that may have been renamed, and for changes of after that with other columns: start again to read those.
 

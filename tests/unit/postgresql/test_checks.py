@@ -82,7 +82,7 @@ def test_nothing_is_found_where_nothing_is_missing():
         ({"tables": {1: replace(NO_IDENTITY, identity="index")}}, "error", "table", "is gone", "IDENTITY DEFAULT;"),
         ({"tables": {1: NO_IDENTITY}}, "error", "table public.t", "deferrable", "IDENTITY FULL;"),
         ({"tables": {1: replace(TABLE, columns=(*TABLE.columns, PgColumn("_lsn", INTEGER)))}},
-            "error", "table public.t", "column '_lsn' has the name of one of ours", ""),
+            "error", "table public.t", "column '_lsn' is named as one that the rows have", ""),
         ({"tables": {1: replace(TABLE, key=(), identity="full")}}, "warning", "table public.t", "no primary key", ""),
         ({"relations": (replace(T, has_policies=True),)}, "error", "table public.t", "policies hide", "BYPASSRLS"),
         ({"relations": (replace(T, may_use_schema=False),)}, "error", "table public.t", "schema", 'USAGE ON SCHEMA "public"'),
