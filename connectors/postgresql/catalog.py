@@ -54,6 +54,12 @@ def read_server(connection: Connection) -> Server:
     return Server(*row)
 
 
+def read_log_end(connection: Connection) -> int:
+    """The LSN behind all that was written to the log so far."""
+    (lsn,) = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone() or (0,)
+    return int(lsn)
+
+
 def read_settings(connection: Connection, names: Collection[str]) -> dict[str, str]:
     """As SHOW has them: with units. Those that this server does not have are left out."""
     query = "SELECT name, current_setting(name) FROM unnest(%s::text[]) AS name WHERE current_setting(name, true) IS NOT NULL"
@@ -329,7 +335,7 @@ class PgPublication:
         return {table.oid: table.columns for table in self.tables if table.columns is not None}
 
 
-_OPERATIONS = ("insert", "update", "delete", "truncate")
+OPERATIONS = ("insert", "update", "delete", "truncate")
 
 
 def read_publication(connection: Connection, name: str) -> PgPublication | None:
@@ -356,7 +362,7 @@ def read_publication(connection: Connection, name: str) -> PgPublication | None:
         for oid, schema, table, columns, row_filter in tables
     )
     owner, all_tables, via_root, *allowed = row
-    operations = frozenset(each for each, is_published in zip(_OPERATIONS, allowed, strict=True) if is_published)
+    operations = frozenset(each for each, is_published in zip(OPERATIONS, allowed, strict=True) if is_published)
     return PgPublication(name, owner, all_tables, via_root, operations, published)
 
 

@@ -11,6 +11,7 @@ from psycopg import sql
 
 from headrace.connectors.postgresql.catalog import (
     DEFAULT_PUBLICATION,
+    OPERATIONS,
     PLUGIN,
     PgPublication,
     PgRelation,
@@ -45,7 +46,6 @@ _SETTINGS = (
     "synchronized_standby_slots",
     "wal_level",
 )
-_OPERATIONS = ("insert", "update", "delete", "truncate")
 _RESTART = "-- then restart the server"
 _RELOAD = "SELECT pg_reload_conf();"
 
@@ -212,9 +212,9 @@ def _of_publication(facts: Facts) -> Iterator[Lack]:
         what = f"database {facts.server.database} has no publication {name}, so the server sends no changes"
         yield Lack("error", f"publication {name}", what, f"{comment}{_text(publication_statement(name, tables))};")
         return
-    if missing := [each for each in _OPERATIONS if each not in publication.operations]:
+    if missing := [each for each in OPERATIONS if each not in publication.operations]:
         what = f"it does not publish {', '.join(missing)}, so those changes never arrive"
-        fix = f"ALTER PUBLICATION {_quoted(name)} SET (publish = '{', '.join(_OPERATIONS)}');"
+        fix = f"ALTER PUBLICATION {_quoted(name)} SET (publish = '{', '.join(OPERATIONS)}');"
         yield Lack("warning", f"publication {name}", what, fix)
 
 

@@ -12,15 +12,14 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.postgresql import catalog
-from headrace.connectors.postgresql.connection import connect, shown, translated
-from headrace.connectors.postgresql.pgoutput import Decoded, Decoder, LoggedChanges
-from headrace.connectors.postgresql.replication import LogConnection, lsn_text
+from headrace.connectors.postgresql.connection import connect, translated
+from headrace.connectors.postgresql.pgoutput import Decoded, Decoder, LoggedChanges, LoggedRelation
+from headrace.connectors.postgresql.replication import LogConnection
 from headrace.connectors.postgresql.rows import OneTableRows, TableRows
 from headrace.connectors.postgresql.seam import SeamFilter
-from headrace.connectors.postgresql.snapshot import chunks_of
+from headrace.connectors.postgresql.snapshot import KeyOrder, created_again
 from headrace.connectors.postgresql.splits import ChangesSplit, Key, LogSplit, TableSeam
-from headrace.enumerator.errors import DataLossError, UsageError
+from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import SplitBatch
 
 
@@ -34,12 +33,14 @@ class LogReader:
         self._log = LogConnection(url, slot, [publication])
         self._is_started = False
         self._rows = rows
+        check_tables(rows, split)
         self._split = split
         self._to_skip = split.skip
         self._open = 0
         self._decoder = Decoder(transaction_bytes=transaction_bytes)
         self._decoded: Iterator[Decoded] = iter(())
         self._connection: psycopg.Connection | None = None
+        self._orders: dict[str, KeyOrder] = {}
         self._seam = None if split.seam is None else SeamFilter(split.seam, self._chunks_of)
 
     def poll(self, timeout: float) -> SplitBatch[ChangesSplit] | None:
@@ -81,16 +82,8 @@ class LogReader:
         self._decoder.close()
 
     def _start(self) -> None:
-        """Raises DataLossError for the log of another cluster, and what `LogConnection.start` raises."""
         position = self._split.position
-        with translated(self._url, "reading the log"), connect(self._url) as connection:
-            system = str(catalog.read_server(connection).system_identifier)
-        if system != position.system:
-            raise DataLossError(
-                f"{shown(self._url)} is another cluster ({system}) than the one that was read up to {lsn_text(position.lsn)} "
-                f"({position.system}): go back to that one, or take a new snapshot"
-            )
-        timeline = self._log.start(position.lsn, position.timeline).timeline
+        timeline = self._log.start(position.lsn, position.system, position.timeline).timeline
         self._split = replace(self._split, position=replace(position, timeline=timeline))
         self._is_started = True
 
@@ -102,7 +95,7 @@ class LogReader:
         return SplitBatch(self._split, self._rows.merged([]))
 
     def _delivered(self, decoded: Decoded) -> SplitBatch[ChangesSplit]:
-        ours = [changes for changes in decoded.changes if changes.relation.oid in self._rows.tables]
+        ours = [changes for changes in decoded.changes if self._is_ours(changes.relation)]
         dropped, self._to_skip = self._to_skip, max(0, self._to_skip - count_of(decoded))
         records = self._rows.merged([(changes.relation.oid, *self._new_rows(changes, dropped)) for changes in ours])
         before = self._split.position.lsn
@@ -112,6 +105,15 @@ class LogReader:
         if self._split.seam is None:
             self._seam = None
         return SplitBatch(self._split, records)
+
+    def _is_ours(self, relation: LoggedRelation) -> bool:
+        """Raises DataLossError for another table of the name of one of ours."""
+        if relation.oid in self._rows.tables:
+            return True
+        name = f"{relation.schema}.{relation.name}"
+        if any(rows.table.full_name == name for rows in self._rows.tables.values()):
+            raise created_again(name)
+        return False
 
     def _read_of_open(self, decoded: Decoded, *, has_moved: bool) -> int:
         """How many changes of the transaction that is under way were read, by this reader or before it."""
@@ -155,11 +157,23 @@ class LogReader:
         return self._seam.is_new(rows.table.full_name, batch.column("_xid").to_numpy(), keys)
 
     def _chunks_of(self, table: str, seam: TableSeam, keys: Sequence[Key]) -> Sequence[int]:
-        (rows,) = (rows for rows in self._rows.tables.values() if rows.table.full_name == table)
         with translated(self._url, f"asking for the order of the keys of {table}"):
             if self._connection is None:
                 self._connection = connect(self._url)
-            return chunks_of(self._connection, rows.table, seam, keys)
+            if table not in self._orders:
+                (rows,) = (rows for rows in self._rows.tables.values() if rows.table.full_name == table)
+                self._orders[table] = KeyOrder(self._connection, rows.table, seam)
+            return self._orders[table].chunks(keys)
+
+
+def check_tables(rows: OneTableRows, split: LogSplit) -> None:
+    """Raise UsageError for a table whose rows the snapshot before this log did not read."""
+    for oid, each in rows.tables.items():
+        if split.tables is not None and oid not in split.tables:
+            raise UsageError(
+                f"table {each.table.full_name} is not one that this job's snapshot has read, so its rows would be missing: "
+                "leave it out of tables, or start another job for it, with its own slot"
+            )
 
 
 def count_of(decoded: Decoded) -> int:

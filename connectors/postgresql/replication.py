@@ -87,12 +87,12 @@ class LogConnection:
         """
         return self._passed
 
-    def start(self, lsn: int, timeline: int | None = None) -> System:
+    def start(self, lsn: int, identifier: str | None = None, timeline: int | None = None) -> System:
         """Connect, and ask for what was committed after `lsn`; 0 is where the slot is. Again after a loss, for a new `Decoder`.
 
-        `timeline`: that of `lsn`, if it is known. Raises DataLossError if the slot is gone, was invalidated, or is past `lsn`,
-        and if the server's log ends ahead of it, or left that timeline ahead of it; RetriableError while another connection
-        uses the slot.
+        `identifier` and `timeline`: those of the server that `lsn` is of, if they are known. Raises DataLossError for another
+        server, if the slot is gone, was invalidated, or is past `lsn`, and if the server's log ends ahead of it, or left that
+        timeline ahead of it; RetriableError while another connection uses the slot.
         """
         self.close()
         given = {**parameters(self._url), "replication": "database"}
@@ -103,7 +103,7 @@ class LogConnection:
                     raise errors.OperationalError(pq.error_message(connection))
                 connection.nonblocking = 1
                 connection.notice_handler = self._noticed
-                system = self._started(connection, lsn, timeline)
+                system = self._started(connection, lsn, identifier, timeline)
             except BaseException:
                 connection.finish()
                 raise
@@ -192,9 +192,14 @@ class LogConnection:
     def _translated(self) -> AbstractContextManager[None]:
         return translated(self._url, f"reading the slot {self._slot}")
 
-    def _started(self, connection: pq.abc.PGconn, lsn: int, timeline: int | None) -> System:
-        identifier, current, position, _ = _row(_query(connection, "IDENTIFY_SYSTEM"))
-        system = System(str(identifier), int(current or 0), lsn_number(str(position)))
+    def _started(self, connection: pq.abc.PGconn, lsn: int, identifier: str | None, timeline: int | None) -> System:
+        found, current, position, _ = _row(_query(connection, "IDENTIFY_SYSTEM"))
+        system = System(str(found), int(current or 0), lsn_number(str(position)))
+        if identifier is not None and identifier != system.identifier:
+            raise DataLossError(
+                f"{shown(self._url)} is another cluster ({system.identifier}) than the one that was read up to {lsn_text(lsn)} "
+                f"({identifier}): go back to that one, or take a new snapshot"
+            )
         self._check_slot(connection, lsn)
         if lsn > system.position:
             raise DataLossError(

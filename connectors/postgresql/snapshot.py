@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.csv as pc
 from psycopg import sql
 
+from headrace.connectors.postgresql.catalog import read_log_end
 from headrace.connectors.postgresql.splits import Key, Seen, TableSeam
 from headrace.connectors.postgresql.types import PgColumn, PgTable
 from headrace.enumerator.errors import DataLossError, UsageError
@@ -36,8 +37,7 @@ class Followed:
 def created_again(table: str) -> DataLossError:
     """The error for a table that was dropped."""
     return DataLossError(
-        f"table {table} was dropped and created again while its rows were to be read: start again without a "
-        "checkpoint and with a new slot"
+        f"table {table} was dropped and created again: start again without a checkpoint and with a new slot, to read its rows"
     )
 
 
@@ -98,7 +98,8 @@ def read_chunk(
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(_from(followed)))
         snapshot, oid = connection.execute(
-            "SELECT pg_current_snapshot()::text, to_regclass(%s)::oid::bigint", [f'"{table.schema}"."{table.name}"']
+            "SELECT pg_current_snapshot()::text, to_regclass(%s)::oid::bigint",
+            [sql.Identifier(table.schema, table.name).as_string(connection)],
         ).fetchone() or ("", 0)
         if oid != table.oid:
             raise created_again(table.full_name)
@@ -106,27 +107,33 @@ def read_chunk(
             copied = sql.SQL("COPY ({}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)").format(rows)
             with cursor.copy(copied) as copy:
                 data = b"".join(map(bytes, copy))
-        (lsn,) = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone() or (0,)
-    return _texts(data, [column.name for column in table.columns]), Seen(snapshot, int(lsn))
+        lsn = read_log_end(connection)
+    return _texts(data, [column.name for column in table.columns]), Seen(snapshot, lsn)
 
 
-def chunks_of(connection: psycopg.Connection, table: PgTable, seam: TableSeam, keys: Sequence[Key]) -> Sequence[int]:
-    """The number of the chunk that each of these keys is in, by the order that the server has them in."""
-    if not seam.bounds:
-        return [0] * len(keys)
-    columns = [_column(table, name) for name in seam.key]
-    names = [sql.Identifier(f"k{place}") for place in range(len(columns))]
-    typed = sql.SQL(", ").join(sql.SQL("%s::{}[]").format(_cast(column)) for column in columns)
-    row = sql.SQL("ROW({})").format(
-        sql.SQL(", ").join(_collated(connection, table, *pair) for pair in zip(columns, names, strict=True))
-    )
-    listed = sql.SQL(", ").join(names)
-    query = sql.SQL(
-        "WITH bounds AS (SELECT array_agg({row} ORDER BY n) AS rows FROM unnest({typed}) WITH ORDINALITY AS b({listed}, n)) "
-        "SELECT width_bucket({row}, bounds.rows) FROM unnest({typed}) WITH ORDINALITY AS k({listed}, n), bounds ORDER BY n"
-    ).format(row=row, typed=typed, listed=listed)
-    texts = [list(column) for rows in (seam.bounds, keys) for column in zip(*rows, strict=True)]
-    return [int(number) for (number,) in connection.execute(query, texts)]
+class KeyOrder:
+    """Finds chunks by the order that the server has keys in. Asks for the columns' collations once."""
+
+    def __init__(self, connection: psycopg.Connection, table: PgTable, seam: TableSeam) -> None:
+        self._connection, self._bounds = connection, seam.bounds
+        columns = [_column(table, name) for name in seam.key]
+        names = [sql.Identifier(f"k{place}") for place in range(len(columns))]
+        compared = (_collated(connection, table, *pair) for pair in zip(columns, names, strict=True))
+        self._query = sql.SQL(
+            "WITH bounds AS (SELECT array_agg({row} ORDER BY n) AS rows FROM unnest({typed}) WITH ORDINALITY AS b({listed}, n))"
+            " SELECT width_bucket({row}, bounds.rows) FROM unnest({typed}) WITH ORDINALITY AS k({listed}, n), bounds ORDER BY n"
+        ).format(
+            row=sql.SQL("ROW({})").format(sql.SQL(", ").join(compared)),
+            typed=sql.SQL(", ").join(sql.SQL("%s::{}[]").format(_cast(column)) for column in columns),
+            listed=sql.SQL(", ").join(names),
+        )
+
+    def chunks(self, keys: Sequence[Key]) -> Sequence[int]:
+        """The number of the chunk that each of these keys is in."""
+        if not self._bounds:
+            return [0] * len(keys)
+        texts = [list(column) for rows in (self._bounds, keys) for column in zip(*rows, strict=True)]
+        return [int(number) for (number,) in self._connection.execute(self._query, texts)]
 
 
 def _collated(connection: psycopg.Connection, table: PgTable, column: PgColumn, name: sql.Identifier) -> sql.Composable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
@@ -31,6 +31,7 @@ from headrace.connectors.postgresql.splits import (
     Key,
     LogSplit,
     Origin,
+    read_oids,
     read_origin,
     read_seam,
     seam_of,
@@ -196,7 +197,7 @@ def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[
         for table in publication.tables
         if any(pattern.matches(table.schema, table.name) for pattern in patterns)
     }
-    _, known_at = log_end(connection)  # first: what changes a table later is not before it
+    known_at = catalog.read_log_end(connection)  # first: what changes a table later is not before it
     kinds = {each.oid: each.kind for each in catalog.find_relations(connection, patterns)}
     tables = catalog.read_tables(connection, published, publication.columns())
     found = (Followed(tables[oid], each.row_filter, kinds.get(oid) == "p", known_at) for oid, each in published.items())
@@ -208,13 +209,14 @@ class ChangesDiscovery(StagedDiscovery[ChangesSplit]):
 
     def __init__(self, source: ChangesSource) -> None:
         self._source = source
+        self._unpublished: list[str] = []
 
     def at(self, stage: Stage | None) -> SplitDiscovery[ChangesSplit]:
         """Raises StateError for a stage that there is not."""
         if stage is None:
-            return _Log(self._source, None) if self._source.snapshot == "never" else _Chunks(self._source)
+            return self._log(None) if self._source.snapshot == "never" else _Chunks(self._source)
         if stage.source == _LOG:
-            return _Log(self._source, stage)
+            return self._log(stage)
         if stage.source == _SNAPSHOT:
             return _Chunks(self._source)
         raise StateError(f"the state is in the stage {stage.source!r} of {self._source.name}, which there is not")
@@ -222,29 +224,43 @@ class ChangesDiscovery(StagedDiscovery[ChangesSplit]):
     def following(self, stage: Stage, cursor: JsonObject | None, splits: Sequence[ChangesSplit]) -> Stage:
         """The log, from where the slot was, without what these chunks have."""
         chunks = [split for split in splits if isinstance(split, ChunkSplit)]
-        end = {"position": stored_origin(chunks[0].slot), "seam": stored_seam(seam_of(chunks))}
+        tables = sorted({chunk.oid for chunk in chunks})
+        end = {"position": stored_origin(chunks[0].slot), "tables": tables, "seam": stored_seam(seam_of(chunks))}
         return Stage(stage.number + 1, _LOG, end, in_pieces=False, is_found=False)
+
+    def _log(self, stage: Stage | None) -> _Log:
+        return _Log(self._source, stage, self._warn_of_unpublished)
+
+    def _warn_of_unpublished(self) -> None:
+        """Once of the same tables. The server sends no changes of them, and no word of that."""
+        source = self._source
+        with translated(source.url, "reading the publication"), connect(source.url) as connection:
+            publication = catalog.read_publication(connection, source.publication)
+        published = {table.oid for table in publication.tables} if publication is not None else set()
+        unpublished = [each.table.full_name for each in source.followed if each.table.oid not in published]
+        if unpublished and unpublished != self._unpublished:
+            log.warning("publication %s no longer has %s: no changes come", source.publication, ", ".join(unpublished))
+        self._unpublished = unpublished
 
 
 class _Chunks(SplitDiscovery[ChangesSplit]):
     def __init__(self, source: ChangesSource) -> None:
         self._source = source
+        self._is_last = source.snapshot == "only"
+        is_first = not self._is_last
+        self._stage = Stage(0, _SNAPSHOT, None, in_pieces=True, is_found=is_first, needs_ends=is_first)
 
     def initial(self) -> DiscoveryResult[ChangesSplit]:
         """The slot comes first: so the log has all that a chunk may lack. The rows alone need none."""
         source = self._source
         with translated(source.url, "starting a snapshot"), connect(source.url) as connection:
-            is_last = source.snapshot == "only"
-            place, floor = log_end(connection) if is_last else slot_place(connection, source.slot)
+            place, floor = log_end(connection) if self._is_last else slot_place(connection, source.slot)
             added = [chunk for each in source.followed for chunk in _cut(connection, each, source.chunk_rows, place, floor)]
-        stage = Stage(0, _SNAPSHOT, None, in_pieces=True, is_found=not is_last, needs_ends=not is_last)
-        return DiscoveryResult(added, complete=is_last, stage=stage)
+        return DiscoveryResult(added, complete=self._is_last, stage=self._stage)
 
     def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
         """All chunks were found at once."""
-        is_last = self._source.snapshot == "only"
-        stage = Stage(0, _SNAPSHOT, None, in_pieces=True, is_found=not is_last, needs_ends=not is_last)
-        return DiscoveryResult((), complete=is_last, stage=stage)
+        return DiscoveryResult((), complete=self._is_last, stage=self._stage)
 
 
 def _cut(connection: psycopg.Connection, followed: Followed, rows: int, place: Origin, floor: int) -> Iterator[ChunkSplit]:
@@ -255,32 +271,33 @@ def _cut(connection: psycopg.Connection, followed: Followed, rows: int, place: O
 
 
 class _Log(SplitDiscovery[ChangesSplit]):
-    """`stage`: None where it is the first."""
+    """`stage`: None where it is the first. `look`: called with each look for new splits, of which there are none."""
 
-    def __init__(self, source: ChangesSource, stage: Stage | None) -> None:
+    def __init__(self, source: ChangesSource, stage: Stage | None, look: Callable[[], None]) -> None:
         self._source = source
+        self._look = look
         self._end = None if stage is None else stage.end
         # What the snapshot ended with is with the split from here on.
         self._stage = Stage(0 if stage is None else stage.number, _LOG, None, in_pieces=False, is_found=False)
 
     def initial(self) -> DiscoveryResult[ChangesSplit]:
         if self._end is not None:
-            seam = read_seam(stored_object(self._end["seam"]))
-            split = LogSplit(self._stage.number, read_origin(self._end["position"]), seam=seam)
+            tables, seam = read_oids(self._end["tables"]), read_seam(stored_object(self._end["seam"]))
+            split = LogSplit(self._stage.number, read_origin(self._end["position"]), tables, seam=seam)
         else:
             with translated(self._source.url, "making a slot"), connect(self._source.url) as connection:
                 split = LogSplit(self._stage.number, slot_place(connection, self._source.slot)[0])
         return DiscoveryResult([split], stage=self._stage)
 
     def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
+        self._look()
         return DiscoveryResult((), stage=self._stage)
 
 
 def log_end(connection: psycopg.Connection) -> tuple[Origin, int]:
     """Where the log ends now."""
-    server = catalog.read_server(connection)
-    (lsn,) = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone() or (0,)
-    return Origin(str(server.system_identifier), server.timeline, int(lsn)), int(lsn)
+    server, lsn = catalog.read_server(connection), catalog.read_log_end(connection)
+    return Origin(str(server.system_identifier), server.timeline, lsn), lsn
 
 
 def slot_place(connection: psycopg.Connection, name: str) -> tuple[Origin, int]:

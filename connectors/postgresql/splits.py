@@ -81,11 +81,12 @@ class LogSplit:
     """The log of one slot, to be read from the commit that ends at `position.lsn`.
 
     `skip`: how many changes after it were read already: of a transaction that was too large for one batch. `seam`: None where
-    no change can be in a chunk.
+    no change can be in a chunk. `tables`: the oids of those whose rows the snapshot has read; None where there was none.
     """
 
     stage: int
     position: Origin
+    tables: tuple[int, ...] | None = None
     skip: int = 0
     seam: Seam | None = None
 
@@ -145,6 +146,11 @@ def _key(data: Any) -> Key:  # noqa: ANN401 - JSON
     return tuple(map(stored_text, data))
 
 
+def read_oids(data: Any) -> tuple[int, ...]:  # noqa: ANN401 - JSON
+    """Of tables. ValueError and TypeError mean damaged data."""
+    return tuple(map(stored_number, data))
+
+
 def stored_origin(origin: Origin) -> JsonObject:
     """The place as a JSON object."""
     return {"system": origin.system, "timeline": origin.timeline, "lsn": origin.lsn}
@@ -158,7 +164,7 @@ def read_origin(data: Any) -> Origin:  # noqa: ANN401 - JSON
 class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
     """Version 1. A chunk: {"stage": 0, "table": "public.t", "oid": 16385, "number": 1, "key": ["id"], "lower": ["10"],
     "upper": null, "slot": {"system": "7", "timeline": 1, "lsn": 9}, "floor": 8, "seen": null}. The log: {"stage": 1,
-    "position": {...}, "skip": 0, "seam": null}.
+    "position": {...}, "tables": [16385], "skip": 0, "seam": null}.
     """
 
     version = 1
@@ -166,7 +172,9 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
     def serialize(self, split: ChangesSplit) -> JsonObject:
         if isinstance(split, LogSplit):
             seam = None if split.seam is None else stored_seam(split.seam)
-            return {"stage": split.stage, "position": stored_origin(split.position), "skip": split.skip, "seam": seam}
+            tables = None if split.tables is None else list(split.tables)
+            position = stored_origin(split.position)
+            return {"stage": split.stage, "position": position, "tables": tables, "skip": split.skip, "seam": seam}
         seen = None if split.seen is None else {"snapshot": split.seen.snapshot, "lsn": split.seen.lsn}
         return {
             "stage": split.stage,
@@ -187,7 +195,8 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
         stage = stored_number(data["stage"])
         if "position" in data:
             seam = None if data["seam"] is None else read_seam(stored_object(data["seam"]))
-            return LogSplit(stage, read_origin(data["position"]), stored_number(data["skip"]), seam)
+            tables = None if data["tables"] is None else read_oids(data["tables"])
+            return LogSplit(stage, read_origin(data["position"]), tables, stored_number(data["skip"]), seam)
         seen = data["seen"]
         return ChunkSplit(
             stage,

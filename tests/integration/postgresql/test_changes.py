@@ -279,9 +279,9 @@ def test_a_promotion_is_followed_and_one_that_lacks_what_was_read_is_data_loss(s
         with pytest.raises(
             DataLossError, match=f"on timeline {timeline}, .* left that timeline at .*: the server that was prom"
         ):
-            connection.start(lsn, timeline)
+            connection.start(lsn, timeline=timeline)
         with pytest.raises(DataLossError, match="was never on that timeline"):
-            connection.start(lsn, timeline + 7)
+            connection.start(lsn, timeline=timeline + 7)
 
 
 def rows_alone(source: ChangesSource) -> list[dict[str, Any]]:
@@ -384,6 +384,61 @@ def test_the_slot_moves_by_checkpoints_also_past_what_is_not_published(url: str)
             run.checkpoint_completed()
     ((after,),) = psql(url, place)
     assert before < wanted <= after
+
+
+def test_a_table_that_the_snapshot_has_not_read_is_refused(url: str) -> None:
+    """It matches the names that are given, and came into the publication later."""
+    source = ChangesSource(url, tables=["*"], publication="orders", slot=SLOT)
+    with EmbeddedRun(source, clock=time.monotonic) as run:
+        read_some(run, 3000)
+        run.poll(0.1)
+        state = run.checkpoint()
+    psql(url, "CREATE TABLE public.later (n int PRIMARY KEY)", "ALTER PUBLICATION orders ADD TABLE public.later")
+    with pytest.raises(UsageError, match=r"public.later is not one that this job's snapshot has read"):
+        EmbeddedRun(ChangesSource(url, tables=["*"], publication="orders", slot=SLOT), clock=time.monotonic, checkpoint=state)
+    psql(url, "DROP TABLE public.later", "INSERT INTO public.orders VALUES (9000, 'p', 'read')")
+    source = ChangesSource(url, tables=["*"], publication="orders", slot=SLOT)
+    with EmbeddedRun(source, clock=time.monotonic, checkpoint=state) as run:
+        assert [row["id"] for row in read_some(run, 1)] == [9000]
+
+
+def test_a_table_that_is_created_again_is_data_loss_and_one_that_is_not_published_is_said(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    again = "CREATE TABLE public.orders (id bigint, part text, value text, PRIMARY KEY (id, part))"
+    now = [0.0]
+    with EmbeddedRun(source_of(url), clock=lambda: now[0], discovery_interval_s=1.0) as run:
+        read_some(run, 3000)
+        run.poll(0.1)
+        psql(url, "DROP TABLE public.orders", again, "INSERT INTO public.orders VALUES (1, 'p', 'new')")
+        for _ in range(2):
+            now[0] += 5.0
+            run.poll(0.1)
+        said = [record.message for record in caplog.records if "publication" in record.message]
+        assert said == ["publication orders no longer has public.orders: no changes come"]
+        psql(url, "ALTER PUBLICATION orders ADD TABLE public.orders", "INSERT INTO public.orders VALUES (2, 'p', 'new')")
+        with pytest.raises(DataLossError, match=r"public.orders was dropped and created again: start again without"):
+            read_some(run, 1)
+
+
+def test_odd_names_and_values_are_read_as_they_are(url: str) -> None:
+    """Names with quotes, dots, percent signs and capitals; keys that are compared by a collation."""
+    values = ["", "a", "B", "ä", "a b", 'q"uote', "back\\slash", "tab\t", "new\nline", "\u202eright", "NULL", "\\.", "%s"]
+    table = 'CREATE TABLE "My Schema"."we""ird.%t" ("se%l""ect" text COLLATE "C", "B" text, PRIMARY KEY ("se%l""ect"))'
+    psql(url, 'CREATE SCHEMA "My Schema"', table, 'ALTER PUBLICATION orders ADD TABLE "My Schema"."we""ird.%t"')
+    with psycopg.connect(url, autocommit=True) as connection:
+        insert = 'INSERT INTO "My Schema"."we""ird.%%t" VALUES (%s, %s)'
+        connection.cursor().executemany(insert, [(value, value) for value in values])
+        source = ChangesSource(url, tables=['"My Schema"."we""ird.%t"'], publication="orders", slot=SLOT, chunk_rows=2)
+        with EmbeddedRun(source, clock=time.monotonic) as run:
+            found = read_some(run, 2)
+            connection.execute('UPDATE "My Schema"."we""ird.%t" SET "B" = "B" || \'!\'')
+            found += read_some(run, len(values) - 2)
+            found += read_some(run, 2)
+        rows = connection.execute('SELECT * FROM "My Schema"."we""ird.%t"').fetchall()
+    psql(url, 'DROP SCHEMA "My Schema" CASCADE')
+    assert len([row for row in found if row["_op"] == "snapshot"]) == len(values)
+    assert {row['se%l"ect']: row["B"] for row in found} == dict(rows)
 
 
 def read_some(run: EmbeddedRun[Any], count: int) -> list[dict[str, Any]]:

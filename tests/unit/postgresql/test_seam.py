@@ -123,7 +123,7 @@ def test_the_log_has_the_seam_until_it_is_passed() -> None:
 
 @pytest.mark.parametrize(
     "split",
-    [FIRST, chunk(3, "x", None, None), LogSplit(1, PLACE, 3, seam_of([FIRST, SECOND])), LogSplit(0, PLACE)],
+    [FIRST, chunk(3, "x", None, None), LogSplit(1, PLACE, (16385,), 3, seam_of([FIRST, SECOND])), LogSplit(0, PLACE)],
     ids=["read", "not read", "with a seam", "without"],
 )
 def test_a_split_is_stored(split: ChunkSplit | LogSplit) -> None:
