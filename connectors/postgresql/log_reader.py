@@ -107,7 +107,7 @@ class LogReader:
         return SplitBatch(self._split, records)
 
     def _is_ours(self, relation: LoggedRelation) -> bool:
-        """Raises DataLossError for another table of the name of one of ours."""
+        """Raises DataLossError for another table that is named as one that is read."""
         if relation.oid in self._rows.tables:
             return True
         name = f"{relation.schema}.{relation.name}"

@@ -1,10 +1,7 @@
 """A pipeline against a real Kafka: the lines of its guide."""
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +12,7 @@ from kafka import KafkaProducer
 from headrace.errors import RetriableError
 from headrace.runners.waiting import wait_until
 from headrace.testing.servers.kafka import create_topic
-from tests.helpers.python_path import ROOT, python_path
+from tests.helpers.python_path import ROOT, started
 from tests.helpers.sink_rig import read_pairs
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
@@ -75,9 +72,3 @@ def lines_of_the_guide(bootstrap: str, source: str, target: str, checkpoints: Pa
         assert there in lines
         lines = lines.replace(there, here)
     return lines
-
-
-def started(job: Path, log: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab") as file:
-        environment = os.environ | {"PYTHONPATH": python_path()}
-        return subprocess.Popen([sys.executable, job], stdout=file, stderr=file, env=environment, start_new_session=True)

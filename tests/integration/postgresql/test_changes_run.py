@@ -1,10 +1,8 @@
 """The lines of the guide against a real server: a table is copied into Delta while it is written, and the job killed."""
 
-import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from headrace.errors import RetriableError
 from headrace.runners.waiting import wait_until
 from headrace.testing.servers.databases import Database
 from tests.helpers.databases import psql
-from tests.helpers.python_path import ROOT, python_path
+from tests.helpers.python_path import ROOT, started
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(240)]
 TIMEOUT_S = 120.0
@@ -38,12 +36,6 @@ def lines_of_the_guide(url: str, table: Path, checkpoints: Path) -> str:
         assert there in lines
         lines = lines.replace(there, here)
     return lines
-
-
-def started(job: Path, log: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab") as file:
-        environment = os.environ | {"PYTHONPATH": python_path()}
-        return subprocess.Popen([sys.executable, job], stdout=file, stderr=file, env=environment, start_new_session=True)
 
 
 def copied(table: Path) -> dict[int, str]:
@@ -91,6 +83,7 @@ def test_a_table_is_copied_through_kills_in_the_snapshot_and_in_the_log(server: 
         run = started(job, log)
         psql(server.url, "UPDATE public.orders SET id = -id WHERE id % 13 = 0")
         wait_until(has(lambda rows: any(key < 0 for key in rows)), "the log", TIMEOUT_S)
+        ((in_the_log,),) = psql(server.url, "SELECT pg_current_wal_lsn()::text")
         psql(server.url, "INSERT INTO public.orders SELECT n, 'more' FROM generate_series(5001, 7000) AS n")
         kill_a_worker(run)
         psql(server.url, "DELETE FROM public.orders WHERE id % 17 = 0")
@@ -101,5 +94,5 @@ def test_a_table_is_copied_through_kills_in_the_snapshot_and_in_the_log(server: 
     finally:
         run.kill()
         run.wait()
-    (moved,) = psql(server.url, "SELECT restart_lsn > '0/0' AND NOT active FROM pg_replication_slots")
-    assert moved == (True,)
+    place = "SELECT confirmed_flush_lsn >= %s::pg_lsn, active FROM pg_replication_slots"
+    assert psql(server.url, place.replace("%s", f"'{in_the_log}'")) == [(True, False)], "its slot keeps what was read"

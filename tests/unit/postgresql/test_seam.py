@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -121,11 +122,28 @@ def test_the_log_has_the_seam_until_it_is_passed() -> None:
     assert split.at(401).seam is None
 
 
-@pytest.mark.parametrize(
-    "split",
-    [FIRST, chunk(3, "x", None, None), LogSplit(1, PLACE, (16385,), 3, seam_of([FIRST, SECOND])), LogSplit(0, PLACE)],
-    ids=["read", "not read", "with a seam", "without"],
-)
-def test_a_split_is_stored(split: ChunkSplit | LogSplit) -> None:
-    serializer = ChangesSplitSerializer()
-    assert serializer.deserialize(1, json.loads(json.dumps(serializer.serialize(split)))) == split
+SPLITS = {
+    "read": FIRST,
+    "not read": chunk(3, "x", None, None),
+    "with a seam": LogSplit(1, PLACE, (16385,), 3, seam_of([FIRST, SECOND])),
+    "without": LogSplit(0, PLACE),
+}
+GOLDEN = Path(__file__).parents[1] / "golden" / "changes_splits_v1.json"
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_split_is_read_and_written_as_in_the_golden_file(name: str) -> None:
+    """A difference here means that the format has changed, and needs a new version."""
+    serializer, stored = ChangesSplitSerializer(), json.loads(GOLDEN.read_text())[name]
+    assert serializer.deserialize(1, stored) == SPLITS[name]
+    assert json.loads(json.dumps(serializer.serialize(SPLITS[name]))) == stored
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_damaged_split_is_refused(name: str) -> None:
+    """Each field, left out or of another type."""
+    serializer, stored = ChangesSplitSerializer(), json.loads(GOLDEN.read_text())[name]
+    for field in stored.keys() - {"position"}:
+        for damaged in ({key: value for key, value in stored.items() if key != field}, {**stored, field: 1.5}):
+            with pytest.raises((KeyError, TypeError, ValueError)):
+                serializer.deserialize(1, damaged)
