@@ -19,11 +19,11 @@ from headrace.enumerator.source import Source, SplitBatch
 from headrace.enumerator.split import SplitT
 from headrace.runners.spark.split_ends import EndsLog, TaskName
 from headrace.runners.spark.split_state import SplitEnd, TaskEnds
+from headrace.runners.spark.tasks import Silence
 
 IDLE_S = 0.2
 """A task ends when nothing has come for so long, once something has."""
 FIRST_WAIT_S = 1.0
-_POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class OpenTask(Generic[SplitT]):
             recorded = self.log.find(self.name)
             if recorded is None:
                 raise StateError(f"{self.name.file} is gone: this attempt is of a batch that ended long ago")
-        yield from self._replay(recorded)
+        yield from self._replay(recorded, clock)
 
     def _read_on(self, clock: Callable[[], float]) -> tuple[list[pa.RecordBatch], TaskEnds[SplitT]]:
         batches: list[pa.RecordBatch] = []
@@ -88,19 +88,18 @@ class OpenTask(Generic[SplitT]):
                     records, size = records + batch.records.num_rows, size + batch.records.nbytes
         return batches, TaskEnds(ends, is_limited)
 
-    def _replay(self, recorded: TaskEnds[SplitT]) -> Iterator[pa.RecordBatch]:
+    def _replay(self, recorded: TaskEnds[SplitT], clock: Callable[[], float]) -> Iterator[pa.RecordBatch]:
         left = {split_id: end.rows for split_id, end in recorded.ends.items() if end.rows}
         if not left:
             return
         with self.source.create_reader() as reader:
             reader.add_splits([split for split in self.splits if split.split_id in left])
-            silent_s = 0.0  # by polls, as `read_splits` has it
+            silence = Silence(reader, clock)
             while left:
-                batch = reader.poll(_POLL_S)
-                silent_s = silent_s + _POLL_S if batch is None else 0.0
+                batch = silence.poll()
                 if batch is not None:
                     yield from _up_to(batch, left)
-                elif silent_s > self.stall_s:
+                elif silence.seconds > self.stall_s:
                     raise DeadlineExceededError(f"nothing came for {self.stall_s:g} s while these were read: {_named(left)}")
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic
 
 import pyarrow as pa
 
 from headrace.enumerator.errors import DeadlineExceededError
-from headrace.enumerator.source import Source, SourceReader
+from headrace.enumerator.source import Source, SourceReader, SplitBatch
 from headrace.enumerator.split import SplitT
 
 SMALL_BATCH_BYTES = 1 << 18
@@ -24,8 +26,30 @@ LARGE_BATCH_BYTES = 32 << 20  # batches larger than this are cut, so that the JV
 _POLL_S = 1.0
 
 
+class Silence(Generic[SplitT]):
+    """Polls a reader, and measures for how long it has given nothing: the time in polls, each for as long as it was to wait.
+
+    So it is no silence of the source if who takes the rows is slow, or this process was paused.
+    """
+
+    def __init__(self, reader: SourceReader[SplitT], clock: Callable[[], float]) -> None:
+        self._reader, self._clock = reader, clock
+        self.seconds = 0.0
+
+    def poll(self) -> SplitBatch[SplitT] | None:
+        """The next batch, if it comes in a second."""
+        started = self._clock()
+        batch = self._reader.poll(_POLL_S)
+        self.seconds = 0.0 if batch is not None else self.seconds + min(self._clock() - started, _POLL_S)
+        return batch
+
+
 def read_splits(
-    source: Source[SplitT], splits: Sequence[SplitT], columns: Sequence[str], stall_s: float
+    source: Source[SplitT],
+    splits: Sequence[SplitT],
+    columns: Sequence[str],
+    stall_s: float,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[pa.RecordBatch]:
     """Every record of these bounded splits, in batches of a good size for Spark. Order is kept within a split.
 
@@ -34,7 +58,7 @@ def read_splits(
     """
     try:
         with source.create_reader() as reader:
-            for batch in well_sized(_batches(reader, splits, stall_s)):
+            for batch in well_sized(_batches(reader, splits, stall_s, clock)):
                 yield batch if batch.schema.names == columns else batch.select(columns)
     finally:
         _spare_the_collector()
@@ -47,20 +71,20 @@ def _spare_the_collector() -> None:
     gc.freeze()
 
 
-def _batches(reader: SourceReader[SplitT], splits: Sequence[SplitT], stall_s: float) -> Iterator[pa.RecordBatch]:
-    """Polls are counted, and not time: who takes the rows may be slow, and this process may have been paused."""
+def _batches(
+    reader: SourceReader[SplitT], splits: Sequence[SplitT], stall_s: float, clock: Callable[[], float]
+) -> Iterator[pa.RecordBatch]:
     for wave in _waves(splits):
         reader.add_splits(wave)
         unfinished = {split.split_id for split in wave}
-        silent_s = 0.0
+        silence = Silence(reader, clock)
         while unfinished:
-            batch = reader.poll(_POLL_S)
-            silent_s = silent_s + _POLL_S if batch is None else 0.0
+            batch = silence.poll()
             if batch is not None:
                 if batch.finished:
                     unfinished.discard(batch.split.split_id)
                 yield batch.records
-            elif silent_s > stall_s:
+            elif silence.seconds > stall_s:
                 waiting = ", ".join(sorted(unfinished))
                 raise DeadlineExceededError(f"nothing came for {stall_s:g} s while these were read: {waiting}")
 

@@ -396,7 +396,7 @@ class SplitsSimulation:
 
     def _rows(self, task: PlannedTask[Piece], read: SplitRead[Piece], age: int) -> Iterator[str]:
         if task.name is None:
-            batches = read_splits(self.source, task.splits, ["value"], 60.0)
+            batches = read_splits(self.source, task.splits, ["value"], 60.0, self.clock)
         else:
             batches = read.open_task(task).read(self.clock)
         for batch in batches:

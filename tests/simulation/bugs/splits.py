@@ -39,7 +39,7 @@ def who_loses_the_race_gives_its_own_rows(_: Any, self: Any, clock: Any) -> Any:
     """`record` is not asked whether it was the first."""
     recorded = self.log.find(self.name)
     if recorded is not None:
-        yield from self._replay(recorded)
+        yield from self._replay(recorded, clock)
         return
     batches, ends = self._read_on(clock)
     self.log.record(self.name, ends)

@@ -1,7 +1,6 @@
 """What a streaming query's driver decides, over a log in memory: no Spark, no broker, no clock but the test's."""
 
 import json
-import time
 from dataclasses import dataclass, field, replace
 from unittest.mock import Mock
 
@@ -884,6 +883,7 @@ class TestReading:
             assert [row["value"] for row in rows if row["split"] == name] == [f"{name}{number}" for number in range(10)]
 
     def test_silence_is_reported_after_the_time_that_is_allowed_and_every_split_is_named(self, log):
+        ticks = iter([100.0, 101.0, 200.0, 201.0, 300.0, 303.0, 400.0, 401.0, 500.0, 501.0, 600.0, 600.5, 999.0])
         waits = []
 
         class Silent(MemorySource):
@@ -894,8 +894,28 @@ class TestReading:
 
         splits = [MemorySplit("b", 0, 1), MemorySplit("a", 0, 1)]
         with pytest.raises(errors.DeadlineExceededError, match=r"^nothing came for 5 s while these were read: a, b$"):
-            list(read_splits(Silent(log), splits, ["value"], 5.0))
+            list(read_splits(Silent(log), splits, ["value"], 5.0, lambda: next(ticks)))
+        assert list(ticks) == [999.0]
         assert waits == 6 * [1.0], "a reader is asked with a bounded wait"
+
+    def test_a_reader_that_answers_at_once_may_do_so_for_as_long(self, log):
+        """It has not been silent for a second with each answer."""
+        now = [0.0]
+
+        class Quick(MemorySource):
+            def create_reader(self):
+                reader = super().create_reader()
+                poll = reader.poll
+
+                def quick(timeout):
+                    now[0] += 0.001
+                    return poll(timeout) if now[0] > 4.9 else None
+
+                reader.poll = quick
+                return reader
+
+        batches = read_splits(Quick(log), [MemorySplit("a", 0, 10)], ["value"], 5.0, lambda: now[0])
+        assert sum(batch.num_rows for batch in batches) == 10
 
     def test_who_takes_the_rows_slowly_is_no_silence_of_the_source(self, log, monkeypatch):
         """The poll after a slow batch may give nothing. The time that the caller took does not count."""
@@ -908,10 +928,12 @@ class TestReading:
                 reader.poll = lambda timeout: None if next(turns) % 2 else poll(timeout)
                 return reader
 
-        batches = read_splits(Slow(log), [MemorySplit("a", 0, 10), MemorySplit("b", 0, 10)], ["value"], 1.0)
-        taken = next(batches)["value"].to_pylist()
-        time.sleep(1.1)
-        assert len(taken) + sum(batch.num_rows for batch in batches) == 20
+        now, count = [0.0], 0
+        splits = [MemorySplit("a", 0, 10), MemorySplit("b", 0, 10)]
+        for batch in read_splits(Slow(log), splits, ["value"], 5.0, lambda: now[0]):
+            now[0] += 3600.0
+            count += batch.num_rows
+        assert count == 20
 
     def test_pieces_of_one_split_are_read_in_order(self, log):
         split = MemorySplit("a", 0)
@@ -923,8 +945,9 @@ class TestReading:
         assert batch.schema.names == ["value", "offset"]
 
     def test_a_source_that_falls_silent_is_an_error_that_names_the_split(self, log):
+        now = iter(range(100))
         with pytest.raises(errors.DeadlineExceededError, match=r"nothing came for 5 s while these were read: a"):
-            list(read_splits(MemorySource(log), [MemorySplit("a", 0, 11)], ["value"], 5.0))
+            list(read_splits(MemorySource(log), [MemorySplit("a", 0, 11)], ["value"], 5.0, lambda: next(now)))
 
     def test_leaving_early_closes_the_reader(self, log):
         closed = []
