@@ -118,13 +118,14 @@ class KeyOrder:
         self._connection, self._bounds = connection, seam.bounds
         columns = [_column(table, name) for name in seam.key]
         names = [sql.Identifier(f"k{place}") for place in range(len(columns))]
-        compared = (_collated(connection, table, *pair) for pair in zip(columns, names, strict=True))
+        # Cast one by one: there are no arrays of arrays, and a key may be one.
+        compared = (_compared(connection, table, *pair) for pair in zip(columns, names, strict=True))
         self._query = sql.SQL(
-            "WITH bounds AS (SELECT array_agg({row} ORDER BY n) AS rows FROM unnest({typed}) WITH ORDINALITY AS b({listed}, n))"
-            " SELECT width_bucket({row}, bounds.rows) FROM unnest({typed}) WITH ORDINALITY AS k({listed}, n), bounds ORDER BY n"
+            "WITH bounds AS (SELECT array_agg({row} ORDER BY n) AS rows FROM unnest({texts}) WITH ORDINALITY AS b({listed}, n))"
+            " SELECT width_bucket({row}, bounds.rows) FROM unnest({texts}) WITH ORDINALITY AS k({listed}, n), bounds ORDER BY n"
         ).format(
             row=sql.SQL("ROW({})").format(sql.SQL(", ").join(compared)),
-            typed=sql.SQL(", ").join(sql.SQL("%s::{}[]").format(_cast(column)) for column in columns),
+            texts=sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(columns)),
             listed=sql.SQL(", ").join(names),
         )
 
@@ -136,14 +137,15 @@ class KeyOrder:
         return [int(number) for (number,) in self._connection.execute(self._query, texts)]
 
 
-def _collated(connection: psycopg.Connection, table: PgTable, column: PgColumn, name: sql.Identifier) -> sql.Composable:
-    """The name, to be compared as the column is."""
+def _compared(connection: psycopg.Connection, table: PgTable, column: PgColumn, name: sql.Identifier) -> sql.Composable:
+    """A text of this name, to be compared as the column is."""
     found = connection.execute(
         "SELECT nspname, collname FROM pg_catalog.pg_attribute JOIN pg_catalog.pg_collation c ON c.oid = attcollation "
         "JOIN pg_catalog.pg_namespace n ON n.oid = collnamespace WHERE attrelid = %s AND attname = %s",
         [table.oid, column.name],
     ).fetchone()
-    return name if found is None else sql.SQL("{} COLLATE {}").format(name, sql.Identifier(*found))
+    value = sql.SQL("{}::{}").format(name, _cast(column))
+    return value if found is None else sql.SQL("{} COLLATE {}").format(value, sql.Identifier(*found))
 
 
 def _column(table: PgTable, name: str) -> PgColumn:

@@ -421,6 +421,53 @@ def test_a_table_that_is_created_again_is_data_loss_and_one_that_is_not_publishe
             read_some(run, 1)
 
 
+KEYS = {
+    "uuid": "md5(n::text)::uuid",
+    "numeric(12,3)": "n * 1.001",
+    "timestamptz": "'2000-01-01'::timestamptz + n * interval '1.000001 s'",
+    "bytea": "decode(lpad(to_hex(n * 7919 % 65536), 4, '0'), 'hex')",
+    "character(6)": "lpad((n * 13 % 1000)::text, 4, 'x')",
+    'text COLLATE "und-x-icu"': "chr(97 + n % 26) || CASE WHEN n % 2 = 0 THEN 'Ä' ELSE 'z' END || n",
+    "double precision": "CASE WHEN n = 3 THEN 'NaN' WHEN n = 4 THEN 'Infinity' ELSE n / 7.0 END",
+    "interval": "n * interval '1 hour 1 s'",
+    "integer[]": "ARRAY[n % 10, n]",
+    "bit varying(12)": "n::bit(12)",
+    "boolean": "n % 2 = 0",
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KEYS)
+def test_chunks_are_of_any_key_and_the_server_says_which_one_a_change_is_in(url: str, kind: str) -> None:
+    """A transaction that is open when the first chunks are read has changed half of the rows, in all of them."""
+    if "icu" in kind and not psql(url, "SELECT 1 FROM pg_collation WHERE collname = 'und-x-icu'"):
+        pytest.skip("this server was built without ICU")
+    psql(
+        url,
+        f"CREATE TABLE public.keys (key {kind}, n int, v text, PRIMARY KEY (key, n))",
+        f"INSERT INTO public.keys SELECT {KEYS[kind]}, n, 'old' FROM generate_series(1, 300) AS n",
+        "ALTER PUBLICATION orders ADD TABLE public.keys",
+    )
+    source = ChangesSource(url, tables=["keys"], publication="orders", slot=SLOT, chunk_rows=25)
+    copy: dict[int, str] = {}
+    with psycopg.connect(url) as other, EmbeddedRun(source, clock=time.monotonic) as run:
+        other.execute("UPDATE public.keys SET v = 'open' WHERE n % 2 = 0")
+        for turn in range(14):
+            for row in read_some(run, 1) if turn < 12 else []:
+                assert (row["n"] in copy) == (row["_op"] == "update"), row
+                copy[row["n"]] = row["v"]
+            psql(url, f"UPDATE public.keys SET v = '{turn}' WHERE n % 2 = 1 AND n % 13 = {turn}")
+            if turn == 6:
+                other.commit()
+        wanted = dict(psql(url, "SELECT n, v FROM public.keys"))
+        until = time.monotonic() + 30.0
+        while copy != wanted and time.monotonic() < until:
+            batch = run.poll(0.1)
+            copy |= {} if batch is None else {row["n"]: row["v"] for row in batch.records.to_pylist()}
+    psql(url, "DROP TABLE public.keys")
+    assert copy == wanted
+
+
 def test_odd_names_and_values_are_read_as_they_are(url: str) -> None:
     """Names with quotes, dots, percent signs and capitals; keys that are compared by a collation."""
     values = ["", "a", "B", "ä", "a b", 'q"uote', "back\\slash", "tab\t", "new\nline", "\u202eright", "NULL", "\\.", "%s"]
