@@ -374,11 +374,6 @@ def publication_statement(name: str, tables: Sequence[tuple[str, str]]) -> sql.C
     return statement.format(sql.Identifier(name), what)
 
 
-def create_publication(connection: Connection, name: str, tables: Sequence[tuple[str, str]]) -> None:
-    """Our role must own the tables, and needs CREATE on the database; without tables it must be a superuser."""
-    connection.execute(publication_statement(name, tables))
-
-
 # --- slots ------------------------------------------------------------------------------------------------------------
 
 

@@ -150,11 +150,6 @@ class OneTableRows:
         self.tables: Mapping[int, TableRows] = {rows.table.oid: rows}
         self.schema: pa.Schema = rows.schema
 
-    def changes(self, changes: Sequence[LoggedChanges]) -> pa.RecordBatch:
-        """Rows of the changes of these tables, in the log's order, without those of others. Raises as `TableRows` does."""
-        ours = [part for part in changes if part.relation.oid in self.tables]
-        return self.merged([(part.relation.oid, *self.tables[part.relation.oid].placed(part)) for part in ours])
-
     def merged(self, parts: Sequence[tuple[int, pa.RecordBatch, pa.Int64Array]]) -> pa.RecordBatch:
         """The rows of tables, by their oids, in the order of the places among all changes that `TableRows.placed` gives."""
         batch = pa.Table.from_batches([self.widened(oid, batch) for oid, batch, _ in parts], self.schema)

@@ -10,11 +10,11 @@ from headrace.connectors.postgresql.catalog import (
     TablePattern,
     advance_slot,
     check_slot_name,
-    create_publication,
     create_slot,
     drop_slot,
     find_relations,
     followed,
+    publication_statement,
     read_publication,
     read_server,
     read_settings,
@@ -160,7 +160,7 @@ def test_of_a_partitioned_table_the_root_is_followed(server, schema, connection)
     assert {each.root for each in found[1:3]} == {found[0].oid}
     assert [each.name for each in followed(found)] == ["p"]
     assert [each.name for each in followed(found[1:3])] == ["p1", "p11"]
-    create_publication(connection, schema, [(schema, "p")])
+    connection.execute(publication_statement(schema, [(schema, "p")]))
     published = read_publication(connection, schema)
     assert published is not None
     assert published.via_root

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from headrace.connectors.postgresql import replication
 from headrace.connectors.postgresql.catalog import (
     TablePattern,
-    create_publication,
     create_slot,
     drop_slot,
     find_relations,
+    publication_statement,
     read_slot,
     read_tables,
 )
@@ -51,7 +51,7 @@ class Followed:
             self.connection.execute(statement.replace("{s}", self.name))
 
     def publish(self, *tables: str) -> None:
-        create_publication(self.connection, self.name, [(self.name, table) for table in tables])
+        self.connection.execute(publication_statement(self.name, [(self.name, table) for table in tables]))
         create_slot(self.connection, self.name)
 
     def table(self, name: str = "t") -> PgTable:
