@@ -252,9 +252,17 @@ class Source(ABC, Generic[SplitT]):
     def needs_ends(self) -> bool:
         """Whether its discovery continues from how readers have ended its splits (`Stage.needs_ends`). Default: False.
 
-        `headrace run` and one process can do that; Spark, Beam and `Hybrid` refuse such a source.
+        `headrace run` and one process can do that, and Spark's streams if it is a `StagedSource`; Beam and `Hybrid` refuse it.
         """
         return False
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a split gives the same records when it is read again. Default: True.
+
+        Where it does not, an engine that runs a task again keeps what the first attempt has read.
+        """
+        return True
 
     @property
     @abstractmethod
@@ -318,10 +326,44 @@ class Source(ABC, Generic[SplitT]):
         """These positions are durable and may now be published (group offsets). Coordinator's process."""
 
 
+class StagedSource(Source[SplitT], Generic[SplitT]):
+    """A source of several stages, each of which is a source, too: for engines that read one source at a time.
+
+    All but the last are bounded, and have the columns of the whole source. What a stage has ended with makes the next one.
+    """
+
+    @property
+    @abstractmethod
+    def last_stage(self) -> int:
+        """The number of the last stage; the first is 0."""
+
+    @abstractmethod
+    def source_of(self, stage: int, end: JsonObject | None) -> Source[Any]:
+        """The source of a stage, made from what the previous one has ended with. In every process; does no I/O.
+
+        Raises UsageError for one that does not fit, and StateError for a stage that there is not.
+        """
+
+    def known_stages(self) -> Mapping[int, Source[Any]]:
+        """The stages whose sources are known before any is read, by number. Does no I/O. Default: the first one."""
+        return {0: self.source_of(0, None)}
+
+    def end_of(self, stage: int, end: JsonObject | None, cursor: JsonObject | None, splits: Sequence[Any]) -> JsonObject:
+        """What a stage ends with that was made from `end`, and has come to this cursor, or had these splits, of its own."""
+        return self.source_of(stage, end).end(cursor, splits)
+
+    def kept_end(self, stage: int, end: JsonObject | None) -> JsonObject | None:
+        """What a stage is made from once its first positions are durable. Default: the same `end`. Stored with every batch."""
+        return end
+
+
 def check_needs_no_ends(source: Source[Any], where: str) -> None:
     """Raise UsageError for a source that `needs_ends`, where readers do not report to discovery."""
     if source.needs_ends:
-        raise UsageError(f"source {source.name!r} cannot be read by {where} yet: read it by `headrace run`, or in one process")
+        raise UsageError(
+            f"source {source.name!r} cannot be read by {where} yet: read it by `headrace run`, in one process, or as a stream "
+            "of Spark"
+        )
 
 
 class LogSource(Source[OffsetSplitT]):

@@ -27,6 +27,7 @@ from headrace.enumerator.source import (
     SplitSerializer,
     Stage,
     StagedDiscovery,
+    StagedSource,
     check_needs_no_ends,
 )
 
@@ -67,7 +68,7 @@ class HybridSplit:
         return f"{self.stage}:{self.split.split_id}"
 
 
-class HybridSource(Source[HybridSplit]):
+class HybridSource(StagedSource[HybridSplit]):
     """Reads one source to its end, then the next: `Hybrid(FileSource(...), then=KafkaSource(...))`.
 
     - `first`: a source that ends by itself.
@@ -159,6 +160,11 @@ class HybridSource(Source[HybridSplit]):
         """JSON objects, with what the stage's own serializer gives."""
         return HybridSplitSerializer(self)
 
+    @property
+    def last_stage(self) -> int:
+        """The number of the last source; the first is 0."""
+        return len(self.stages) - 1
+
     def source_of(self, stage: int, end: JsonObject | None) -> Source[Any]:
         """The source of a stage, made from what the previous one has ended with (`end_of`).
 
@@ -174,9 +180,9 @@ class HybridSource(Source[HybridSplit]):
             made = self._made[stage] = end, self._make(stage, factory, end)
         return made[1]
 
-    def end_of(self, stage: int, end: JsonObject | None, cursor: JsonObject | None, splits: Sequence[Any]) -> JsonObject:
-        """What a stage ends with that was made from `end`, and has come to this cursor, or had these splits, of its own."""
-        return self.source_of(stage, end).end(cursor, splits)
+    def known_stages(self) -> dict[int, Source[Any]]:
+        """Those that no function makes."""
+        return {number: stage for number, stage in enumerate(self.stages) if isinstance(stage, Source)}
 
     def create_discovery(self) -> HybridDiscovery:
         """The discoveries of the stages, one after another. Raises UsageError for columns that differ."""

@@ -461,10 +461,13 @@ def create_slot(connection: Connection, name: str) -> int:
     return _lsn(connection, f"pg_create_logical_replication_slot(%s, '{PLUGIN}'{failover})", "lsn", [check_slot_name(name)])
 
 
-def advance_slot(connection: Connection, name: str, lsn: int) -> int:
-    """Release the log before this LSN; return where the slot is now. None may be active on it."""
-    call = "pg_replication_slot_advance(%s, %s::pg_lsn)"
-    return _lsn(connection, call, "end_lsn", [check_slot_name(name), f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"])
+def advance_slot(connection: Connection, name: str, lsn: int) -> None:
+    """Release the log before this LSN, unless the slot is there already. None may be active on it."""
+    connection.execute(
+        "SELECT pg_replication_slot_advance(slot_name, %(lsn)s::pg_lsn) FROM pg_replication_slots"
+        " WHERE slot_name = %(name)s AND confirmed_flush_lsn < %(lsn)s::pg_lsn",
+        {"name": check_slot_name(name), "lsn": f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"},
+    )
 
 
 def drop_slot(connection: Connection, name: str) -> None:

@@ -48,16 +48,20 @@ class LogReader:
         if not self._is_started:
             self._start()
         until = time.monotonic() + timeout
-        decoded = self._next(timeout)
+        decoded = self._next(until)
         while decoded is not None and self._was_read(decoded):
-            decoded = self._next(max(0.0, until - time.monotonic()))
+            decoded = self._next(until)
         return self._passed_over() if decoded is None else self._delivered(decoded)
 
-    def _next(self, timeout: float) -> Decoded | None:
+    def _next(self, until: float) -> Decoded | None:
+        """A part of a transaction that was received may be none that can be delivered yet."""
         decoded = next(self._decoded, None)
-        if decoded is None:
-            self._decoded = self._decoder.decode(self._log.receive(timeout))
+        while decoded is None:
+            left = max(0.0, until - time.monotonic())
+            self._decoded = self._decoder.decode(self._log.receive(left))
             decoded = next(self._decoded, None)
+            if not left or self._log.passed > self._split.position.lsn:
+                break
         return decoded
 
     def _was_read(self, decoded: Decoded) -> bool:

@@ -6,12 +6,10 @@ made, without what the chunks have (`seam`).
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Literal
 
 import psycopg
@@ -20,46 +18,21 @@ import pyarrow.compute as pc
 
 from headrace.connectors.postgresql import catalog
 from headrace.connectors.postgresql.connection import connect, shown, translated
+from headrace.connectors.postgresql.discovery import ChangesDiscovery
 from headrace.connectors.postgresql.log_reader import LogReader
 from headrace.connectors.postgresql.pgoutput import TRANSACTION_BYTES
 from headrace.connectors.postgresql.rows import METADATA, OneTableRows, rows_of
-from headrace.connectors.postgresql.snapshot import Followed, chunk_key, created_again, lower_bounds, read_chunk
-from headrace.connectors.postgresql.splits import (
-    ChangesSplit,
-    ChangesSplitSerializer,
-    ChunkSplit,
-    Key,
-    LogSplit,
-    Origin,
-    read_oids,
-    read_origin,
-    read_seam,
-    seam_of,
-    stored_origin,
-    stored_seam,
-)
+from headrace.connectors.postgresql.snapshot import Followed, created_again, read_chunk
+from headrace.connectors.postgresql.splits import ChangesSplit, ChangesSplitSerializer, ChunkSplit, LogSplit
+from headrace.connectors.postgresql.stages import LogStage, SnapshotStage
 from headrace.connectors.postgresql.types import OutOfRange
-from headrace.enumerator.envelope import stored_object
-from headrace.enumerator.errors import DataLossError, RetriableError, StateError, UsageError
-from headrace.enumerator.source import (
-    Boundedness,
-    DiscoveryResult,
-    JsonObject,
-    Source,
-    SourceReader,
-    SplitBatch,
-    SplitDiscovery,
-    Stage,
-    StagedDiscovery,
-)
-
-log = logging.getLogger(__name__)
+from headrace.enumerator.errors import StateError, UsageError
+from headrace.enumerator.source import Boundedness, JsonObject, Source, SourceReader, SplitBatch, StagedSource
 
 Snapshot = Literal["initial", "never", "only"]
-_SNAPSHOT, _LOG = "snapshot", "log"
 
 
-class ChangesSource(Source[ChangesSplit]):
+class ChangesSource(StagedSource[ChangesSplit]):
     """The rows of PostgreSQL's tables, then each change of them, in the order of commits. PostgreSQL 13 or newer.
 
     - `url`: `postgresql://user@host/database`, with libpq's parameters (`sslmode`, `sslrootcert`, ...).
@@ -164,13 +137,37 @@ class ChangesSource(Source[ChangesSplit]):
 
     @property
     def needs_ends(self) -> bool:
-        """True: a chunk says what its snapshot has seen, and another reading of it would see something else."""
-        return True
+        """Whether a log follows the snapshot: a chunk says what it has seen, and another reading of it would see more."""
+        return self.snapshot == "initial"
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it is the log alone: a chunk has the rows as they are when it is read."""
+        return self.snapshot == "never"
 
     @property
     def split_serializer(self) -> ChangesSplitSerializer:
         """JSON objects."""
         return ChangesSplitSerializer()
+
+    @property
+    def last_stage(self) -> int:
+        """1 where the log follows a snapshot, 0 otherwise."""
+        return 1 if self.snapshot == "initial" else 0
+
+    def source_of(self, stage: int, end: JsonObject | None) -> SnapshotStage | LogStage:
+        """The snapshot, or the log. Raises StateError for a stage that there is not."""
+        if not 0 <= stage <= self.last_stage:
+            raise StateError(f"the state is in stage {stage} of {self.name}, and the last one is {self.last_stage}")
+        is_snapshot = stage == 0 and self.snapshot != "never"
+        return SnapshotStage(self) if is_snapshot else LogStage(self, stage, end)
+
+    def known_stages(self) -> dict[int, Source[ChangesSplit]]:
+        """All."""
+        return {stage: self.source_of(stage, None) for stage in range(self.last_stage + 1)}
+
+    def kept_end(self, stage: int, end: JsonObject | None) -> None:
+        """None: what the snapshot has ended with is with the log's split from its start on."""
 
     def create_discovery(self) -> ChangesDiscovery:
         """Makes the slot, cuts the table into chunks, then gives the log."""
@@ -202,124 +199,6 @@ def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[
     tables = catalog.read_tables(connection, published, publication.columns())
     found = (Followed(tables[oid], each.row_filter, kinds.get(oid) == "p", known_at) for oid, each in published.items())
     return tuple(sorted(found, key=lambda each: each.table.full_name))
-
-
-class ChangesDiscovery(StagedDiscovery[ChangesSplit]):
-    """The chunks of the snapshot, then the log. Of the coordinator's process."""
-
-    def __init__(self, source: ChangesSource) -> None:
-        self._source = source
-        self._unpublished: list[str] = []
-
-    def at(self, stage: Stage | None) -> SplitDiscovery[ChangesSplit]:
-        """Raises StateError for a stage that there is not."""
-        if stage is None:
-            return self._log(None) if self._source.snapshot == "never" else _Chunks(self._source)
-        if stage.source == _LOG:
-            return self._log(stage)
-        if stage.source == _SNAPSHOT:
-            return _Chunks(self._source)
-        raise StateError(f"the state is in the stage {stage.source!r} of {self._source.name}, which there is not")
-
-    def following(self, stage: Stage, cursor: JsonObject | None, splits: Sequence[ChangesSplit]) -> Stage:
-        """The log, from where the slot was, without what these chunks have."""
-        chunks = [split for split in splits if isinstance(split, ChunkSplit)]
-        tables = sorted({chunk.oid for chunk in chunks})
-        end = {"position": stored_origin(chunks[0].slot), "tables": tables, "seam": stored_seam(seam_of(chunks))}
-        return Stage(stage.number + 1, _LOG, end, in_pieces=False, is_found=False)
-
-    def _log(self, stage: Stage | None) -> _Log:
-        return _Log(self._source, stage, self._warn_of_unpublished)
-
-    def _warn_of_unpublished(self) -> None:
-        """Once of the same tables. The server sends no changes of them, and no word of that."""
-        source = self._source
-        with translated(source.url, "reading the publication"), connect(source.url) as connection:
-            publication = catalog.read_publication(connection, source.publication)
-        published = {table.oid for table in publication.tables} if publication is not None else set()
-        unpublished = [each.table.full_name for each in source.followed if each.table.oid not in published]
-        if unpublished and unpublished != self._unpublished:
-            log.warning("publication %s no longer has %s: no changes come", source.publication, ", ".join(unpublished))
-        self._unpublished = unpublished
-
-
-class _Chunks(SplitDiscovery[ChangesSplit]):
-    def __init__(self, source: ChangesSource) -> None:
-        self._source = source
-        self._is_last = source.snapshot == "only"
-        is_first = not self._is_last
-        self._stage = Stage(0, _SNAPSHOT, None, in_pieces=True, is_found=is_first, needs_ends=is_first)
-
-    def initial(self) -> DiscoveryResult[ChangesSplit]:
-        """The slot comes first: so the log has all that a chunk may lack. The rows alone need none."""
-        source = self._source
-        with translated(source.url, "starting a snapshot"), connect(source.url) as connection:
-            place, floor = log_end(connection) if self._is_last else slot_place(connection, source.slot)
-            added = [chunk for each in source.followed for chunk in _cut(connection, each, source.chunk_rows, place, floor)]
-        return DiscoveryResult(added, complete=self._is_last, stage=self._stage)
-
-    def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
-        """All chunks were found at once."""
-        return DiscoveryResult((), complete=self._is_last, stage=self._stage)
-
-
-def _cut(connection: psycopg.Connection, followed: Followed, rows: int, place: Origin, floor: int) -> Iterator[ChunkSplit]:
-    table, key = followed.table, chunk_key(followed.table)
-    bounds: list[Key | None] = [None, *lower_bounds(connection, followed, key, rows), None]
-    for number, (lower, upper) in enumerate(pairwise(bounds)):
-        yield ChunkSplit(0, table.full_name, table.oid, number, key, lower, upper, place, floor)
-
-
-class _Log(SplitDiscovery[ChangesSplit]):
-    """`stage`: None where it is the first. `look`: called with each look for new splits, of which there are none."""
-
-    def __init__(self, source: ChangesSource, stage: Stage | None, look: Callable[[], None]) -> None:
-        self._source = source
-        self._look = look
-        self._end = None if stage is None else stage.end
-        # What the snapshot ended with is with the split from here on.
-        self._stage = Stage(0 if stage is None else stage.number, _LOG, None, in_pieces=False, is_found=False)
-
-    def initial(self) -> DiscoveryResult[ChangesSplit]:
-        if self._end is not None:
-            tables, seam = read_oids(self._end["tables"]), read_seam(stored_object(self._end["seam"]))
-            split = LogSplit(self._stage.number, read_origin(self._end["position"]), tables, seam=seam)
-        else:
-            with translated(self._source.url, "making a slot"), connect(self._source.url) as connection:
-                split = LogSplit(self._stage.number, slot_place(connection, self._source.slot)[0])
-        return DiscoveryResult([split], stage=self._stage)
-
-    def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
-        self._look()
-        return DiscoveryResult((), stage=self._stage)
-
-
-def log_end(connection: psycopg.Connection) -> tuple[Origin, int]:
-    """Where the log ends now."""
-    server, lsn = catalog.read_server(connection), catalog.read_log_end(connection)
-    return Origin(str(server.system_identifier), server.timeline, lsn), lsn
-
-
-def slot_place(connection: psycopg.Connection, name: str) -> tuple[Origin, int]:
-    """Where the log of the slot starts, and an LSN before every change in it. Makes the slot if there is none.
-
-    Raises RetriableError while another process uses it, and DataLossError for one that was invalidated.
-    """
-    server = catalog.read_server(connection)
-    if catalog.read_slot(connection, name) is None:
-        catalog.create_slot(connection, name)
-        log.info("slot %s is made: the server keeps the log for it until it is dropped", name)
-    slot = catalog.read_slot(connection, name)
-    if slot is None or slot.confirmed_flush_lsn is None or slot.wal_status == "lost":
-        raise DataLossError(f"slot {name} has lost its log: drop it, and start again without a checkpoint")
-    if slot.plugin != catalog.PLUGIN or slot.database != server.database:
-        raise UsageError(f"slot {name} is of plugin {slot.plugin} and database {slot.database}: choose another name")
-    if slot.is_active:
-        raise RetriableError(
-            f"slot {name} is in use by process {slot.active_pid} of the server: end the other job, or choose another slot"
-        )
-    floor = slot.confirmed_flush_lsn if slot.restart_lsn is None else slot.restart_lsn
-    return Origin(str(server.system_identifier), server.timeline, slot.confirmed_flush_lsn), floor
 
 
 class ChangesReader(SourceReader[ChangesSplit]):

@@ -19,7 +19,7 @@ from typer.cli import get_docs_for_click
 from headrace.cli import app
 from headrace.connectors.kafka.client import properties
 from headrace.runners.metrics import MetricScope, metrics_of
-from headrace.spark import files_read, files_write, kafka_options, sql_write, table_write
+from headrace.spark import changes_read, files_read, files_write, kafka_options, sql_write, table_write
 from headrace.spark.options import OptionTable
 
 DOCS = Path(__file__).parents[1]
@@ -97,6 +97,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "kafka-write": lambda: options_of(kafka_options.SINK_OPTIONS),
     "sql-write": lambda: options_of(sql_write.OPTIONS),
     "files-read": lambda: options_of(files_read.OPTIONS),
+    "changes-read": lambda: options_of(changes_read.OPTIONS),
     "files-write": lambda: options_of(files_write.OPTIONS),
     "delta-write": lambda: options_of(table_write.DELTA_OPTIONS),
     "iceberg-write": lambda: options_of(table_write.ICEBERG_OPTIONS),

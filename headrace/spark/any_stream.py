@@ -10,10 +10,9 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.base.hybrid import HybridSource
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.enumerator.errors import UsageError
-from headrace.enumerator.source import Boundedness, LogSource, Source, check_needs_no_ends
+from headrace.enumerator.source import Boundedness, LogSource, Source, StagedSource, check_needs_no_ends
 from headrace.runners.restarts import duration_s
 from headrace.runners.spark.log_offsets import SplitOffsets
 from headrace.runners.spark.log_read import LogRead
@@ -59,7 +58,7 @@ OPEN_OPTIONS = _table(
     ),
 )
 
-HYBRID_OPTIONS = _table(
+STAGED_OPTIONS = _table(
     [name for name in _OF_KAFKA if name != "startFromSavepoint"],
     *(option for table in (FINITE_OPTIONS, OPEN_OPTIONS) for option in table if option.name != "startFromSavepoint"),
 )
@@ -75,7 +74,8 @@ def read_stream(
     """A streaming frame of any source, with its columns; exactly once with headrace's sinks. Call it in the driver.
 
     `checkpointLocation`: the query's own, as given to `writeStream`. It is needed unless the source is a `LogSource` or has
-    `finite_splits`: tasks record there how far they have read. A task of such splits keeps what it reads in memory until then.
+    `finite_splits` that are `repeatable`: tasks record there how far they have read, and keep what would not be given again. A
+    task of such splits keeps what it reads in memory until then.
 
     `options` bound a batch. Of a log: those of `Pipeline.start_on_spark`. Of finite splits, such as files:
     `maxSplitsPerTrigger` (1000) and `maxBytesPerTrigger`. Of others: `maxRecordsPerTrigger` (1000000), `maxBytesPerTrigger`
@@ -94,25 +94,23 @@ def read_stream(
 
 def stream_read(source: Source[Any], checkpoint: str | None, options: Mapping[str, object]) -> StreamRead:
     """How Spark reads it. Does no I/O. Raises UsageError naming the option at fault."""
-    check_needs_no_ends(source, "Spark")
     written = {name: _text(value) for name, value in options.items()}
-    if isinstance(source, HybridSource):
+    if isinstance(source, StagedSource):
         return _staged_read(source, checkpoint, written)
+    check_needs_no_ends(source, "Spark")
     return _read_of(source, checkpoint, written)
 
 
-def _staged_read(source: HybridSource, checkpoint: str | None, written: Mapping[str, str]) -> StagedRead:
+def _staged_read(source: StagedSource[Any], checkpoint: str | None, written: Mapping[str, str]) -> StagedRead:
     """Each stage takes the options that are of its kind. Those that are known when the query starts are checked then."""
-    HYBRID_OPTIONS.parse(written)
-    last = len(source.stages) - 1
-    for number, stage in enumerate(source.stages):
-        if isinstance(stage, LogSource) and number < last:
+    STAGED_OPTIONS.parse(written)
+    for number, stage in source.known_stages().items():
+        if isinstance(stage, LogSource) and number < source.last_stage:
             raise UsageError(
                 f"stage {number}, source {stage.name!r}, is a log: a streaming query of one has no end, so on Spark it can "
                 "only be the last"
             )
-        if isinstance(stage, Source):
-            _read_of_stage(checkpoint, written, stage)
+        _read_of_stage(checkpoint, written, stage)
     return StagedRead(source=source, read_of=functools.partial(_read_of_stage, checkpoint, dict(written)))
 
 
@@ -159,7 +157,7 @@ def _split_read(source: Source[Any], checkpoint: str | None, given: Mapping[str,
         limits=limits,
         savepoint=given.get("startFromSavepoint"),
     )
-    if not source.finite_splits:
+    if read.records_ends:
         checkpoint_of(read)
     return read
 

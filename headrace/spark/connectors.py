@@ -9,9 +9,10 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.connectors.tables.iceberg import IcebergSink
 
 OPTION = "connector"
-KAFKA, FILES = "kafka", "files"
+KAFKA, FILES, CHANGES = "kafka", "files", "postgresql-changes"
 
 Planned = tuple[SinkWrite[Any], list[str]]  # how to write, and which of a frame's columns, in its order
 
@@ -96,14 +97,47 @@ _WRITES: Mapping[str, Callable[[Mapping[str, str], StructType], Planned]] = {
 }
 
 
-def reading(options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """The connector of a read, and its options. Raises UsageError for one that can only be written."""
+class Reads(NamedTuple):
+    """How a connector is read. `schema`: the columns of a user who gave none, and what the readers need to know of them."""
+
+    schema: Callable[[Mapping[str, str]], tuple[StructType, str | None]]
+    reader: Callable[[Mapping[str, str], StructType, str | None], DataSourceReader]
+    stream_reader: Callable[[Mapping[str, str], StructType, str | None], DataSourceStreamReader]
+
+
+def _kafka_reads() -> Reads:
+    from headrace.runners.spark.readers import BatchReader, StreamReader, default_schema
+    from headrace.spark.kafka_read import Mode, any_read, kafka_read
+
+    return Reads(
+        lambda options: (default_schema(any_read(options)), None),
+        lambda options, schema, _: BatchReader(kafka_read(options, Mode.BATCH, schema), schema),
+        lambda options, schema, _: StreamReader(kafka_read(options, Mode.STREAM, schema), schema),
+    )
+
+
+def _files_reads() -> Reads:
+    from headrace.spark.files_read import file_reader, file_schema, file_stream_reader
+
+    return Reads(file_schema, file_reader, file_stream_reader)
+
+
+def _changes_reads() -> Reads:
+    with _brought_by("sql"):
+        from headrace.spark.changes_read import changes_reader, changes_schema, changes_stream_reader
+    return Reads(changes_schema, changes_reader, changes_stream_reader)
+
+
+_READS: Mapping[str, Callable[[], Reads]] = {KAFKA: _kafka_reads, FILES: _files_reads, CHANGES: _changes_reads}
+
+
+def reading(options: Mapping[str, str]) -> tuple[Reads, dict[str, str]]:
+    """How the connector is read, and its options. Raises UsageError for one that can only be written."""
     name, others = _chosen(options)
-    if name not in (KAFKA, FILES):
-        raise UsageError(f"connector '{name}' cannot be read, only written; '{KAFKA}' and '{FILES}' can be read")
-    if not is_dry_run(others):
-        return name, others
-    return name, _DRY_RUNS[name](_without_dry_run(others))
+    if name not in _READS:
+        readable = ", ".join(f"'{each}'" for each in _READS)
+        raise UsageError(f"connector '{name}' cannot be read, only written; these can be read: {readable}")
+    return _READS[name](), _DRY_RUNS[name](_without_dry_run(others)) if is_dry_run(others) else others
 
 
 _LEFT_OUT_OF_DRY_RUNS = re.compile(
@@ -123,7 +157,18 @@ def _dry_run_of_files(options: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in options.items() if name.lower() not in changed} | {"maxfilespertrigger": "1"}
 
 
-_DRY_RUNS: Mapping[str, Callable[[Mapping[str, str]], dict[str, str]]] = {KAFKA: _dry_run, FILES: _dry_run_of_files}
+def _dry_run_of_changes(options: Mapping[str, str]) -> dict[str, str]:
+    """The options of a read of the first rows, which makes no slot."""
+    changed = ("snapshot", "chunkrows", "maxsplitspertrigger")
+    left = {name: value for name, value in options.items() if name.lower() not in changed}
+    return left | {"snapshot": "only", "chunkrows": str(ROWS), "maxsplitspertrigger": "1"}
+
+
+_DRY_RUNS: Mapping[str, Callable[[Mapping[str, str]], dict[str, str]]] = {
+    KAFKA: _dry_run,
+    FILES: _dry_run_of_files,
+    CHANGES: _dry_run_of_changes,
+}
 
 
 def _without_dry_run(options: Mapping[str, str]) -> dict[str, str]:
@@ -136,7 +181,7 @@ def planned_batch_write(options: Mapping[str, str], schema: StructType, *, overw
     if overwrite:
         shown = "Kafka" if name == KAFKA else f"connector '{name}'"
         raise UsageError(f'Save mode Overwrite not allowed for {shown}. Allowed save mode is .mode("append")')
-    return _WRITES[name](others, schema)
+    return _writing(name)(others, schema)
 
 
 def planned_stream_write(options: Mapping[str, str], schema: StructType, *, complete: bool) -> Planned:
@@ -147,7 +192,13 @@ def planned_stream_write(options: Mapping[str, str], schema: StructType, *, comp
     name, others = _chosen(options)
     if complete and name != KAFKA:
         raise UsageError(f"output mode complete not allowed for connector '{name}': nothing that was written is ever removed")
-    return _WRITES[name](_without_dry_run(others), schema)
+    return _writing(name)(_without_dry_run(others), schema)
+
+
+def _writing(name: str) -> Callable[[Mapping[str, str], StructType], Planned]:
+    if name not in _WRITES:
+        raise UsageError(f"connector '{name}' cannot be written, only read; these can be written: {', '.join(_WRITES)}")
+    return _WRITES[name]
 
 
 def offset_log(options: Mapping[str, str]) -> OffsetLog | None:
@@ -164,6 +215,7 @@ def _chosen(options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
         )
     others = {name: value for name, value in options.items() if name.lower() != OPTION}
     name = next((value.strip().lower() for written, value in options.items() if written.lower() == OPTION), KAFKA)
-    if name not in _WRITES:
-        raise UsageError(f"option '{OPTION}' must be one of {', '.join(_WRITES)}, not {name!r}")
+    known = {**_WRITES, **_READS}
+    if name not in known:
+        raise UsageError(f"option '{OPTION}' must be one of {', '.join(known)}, not {name!r}")
     return name, others

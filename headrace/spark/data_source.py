@@ -8,17 +8,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
     from pyspark.sql.types import StructType
 
-    from headrace.connectors.kafka.read.split import KafkaSplit
-    from headrace.runners.spark.bounded import BoundedReader
-    from headrace.runners.spark.readers import BatchReader, StreamReader
-    from headrace.runners.spark.split_readers import SplitStreamReader
     from headrace.runners.spark.supervision.dry_run_source import DryRunWriter
     from headrace.runners.spark.writers import BatchWriter, StreamWriter
 
@@ -49,41 +45,23 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of a user who gave no schema. Raises UsageError for options that fit no kind of query."""
-        from headrace.runners.spark.readers import default_schema
-        from headrace.spark.connectors import FILES, reading
-        from headrace.spark.kafka_read import any_read
+        from headrace.spark.connectors import reading
 
-        connector, options = reading(self.options)
-        if connector == FILES:
-            from headrace.spark.files_read import file_schema
+        reads, options = reading(self.options)
+        types, self._inferred = reads.schema(options)
+        return types
 
-            types, self._inferred = file_schema(options)
-            return types
-        return default_schema(any_read(options))
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from headrace.spark.connectors import reading
 
-    def reader(self, schema: StructType) -> BatchReader[KafkaSplit] | BoundedReader:
-        from headrace.runners.spark.readers import BatchReader
-        from headrace.spark.connectors import FILES, reading
-        from headrace.spark.kafka_read import Mode, kafka_read
+        reads, options = reading(self.options)
+        return reads.reader(options, schema, self._inferred)
 
-        connector, options = reading(self.options)
-        if connector == FILES:
-            from headrace.spark.files_read import file_reader
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        from headrace.spark.connectors import reading
 
-            return file_reader(options, schema, self._inferred)
-        return BatchReader(kafka_read(options, Mode.BATCH, schema), schema)
-
-    def streamReader(self, schema: StructType) -> StreamReader[KafkaSplit] | SplitStreamReader[Any]:  # noqa: N802 - Spark's name
-        from headrace.runners.spark.readers import StreamReader
-        from headrace.spark.connectors import FILES, reading
-        from headrace.spark.kafka_read import Mode, kafka_read
-
-        connector, options = reading(self.options)
-        if connector == FILES:
-            from headrace.spark.files_read import file_stream_reader
-
-            return file_stream_reader(options, schema, self._inferred)
-        return StreamReader(kafka_read(options, Mode.STREAM, schema), schema)
+        reads, options = reading(self.options)
+        return reads.stream_reader(options, schema, self._inferred)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter[Any]:  # noqa: FBT001 - Spark's signature
         """A batch write. Raises UsageError for options or columns that cannot be honoured, and for `.mode("overwrite")`."""

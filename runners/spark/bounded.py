@@ -38,7 +38,7 @@ def read_source(spark: SparkSession, source: Source[Any]) -> DataFrame:
     task; small ones share one where they state their size (`SizedSplit`). A task whose reader has nothing for ten minutes
     fails. Raises UsageError for a source without end, and for a type of its schema that Spark does not have.
     """
-    check_needs_no_ends(source, "Spark")
+    check_needs_no_ends(source, "a frame of Spark")
     if source.boundedness is not Boundedness.BOUNDED:
         raise UsageError(f"source {source.name!r} has no end: only a bounded source can be read as a frame")
     spark_types(source)

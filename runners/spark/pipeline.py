@@ -107,20 +107,21 @@ class PipelineSourceFormat(PickledFormat):
         return spark_types(self._read().source)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        return _stream_reader(self._read(), schema)
+        return stream_reader(self._read(), schema)
 
     def _read(self) -> StreamRead:
         return cast("StreamRead", loaded(self.PICKLED))
 
 
-def _stream_reader(read: StreamRead, schema: StructType) -> DataSourceStreamReader:
+def stream_reader(read: StreamRead, schema: StructType) -> DataSourceStreamReader:
+    """What Spark calls, for this kind of read. Does no I/O."""
     match read:
         case LogRead():
             return PipelineReader(read, schema)
         case SplitRead():
             return SplitStreamReader(read, to_arrow_schema(schema, timezone="UTC"))
         case StagedRead():
-            return StagedStreamReader(read, schema, _stream_reader)
+            return StagedStreamReader(read, schema, stream_reader)
 
 
 class PipelineReader(StreamReader[Any]):

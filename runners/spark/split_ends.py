@@ -1,21 +1,25 @@
 """Where tasks record how far they have read, so that a replay, a retry or a twin of a task reads exactly as far.
 
 `<location>/<chain>/<sequence>-<reading>-<task>`: one small file for each task, created by the first of its attempts that has
-read. Called in Spark's workers, and by the planner in the driver's process.
+read. It names the file with the rows where the source would not give them again (`Source.repeatable`). Called in Spark's
+workers, and by the planner in the driver's process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic
 from uuid import uuid4
 
+import pyarrow as pa
+
 from headrace.connectors.files.store import Store, normal_path, open_store
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import StateError, UsageError
 from headrace.enumerator.split import SplitT
-from headrace.runners.spark.split_state import FOLDER, ReadingFormat, SplitEnd, SplitReading, TaskEnds, file_prefix
+from headrace.runners.spark.split_state import FOLDER, ROWS_FOLDER, ReadingFormat, SplitEnd, SplitReading, TaskEnds, file_prefix
 
 KEPT_READINGS = 100
 """As many as Spark keeps of a query's batches by default: a copy of its checkpoint may go back as far."""
@@ -53,6 +57,8 @@ class EndsLog(Generic[SplitT]):
         store = self._store()
         store.make_folder(chain)
         store.check_exclusive(chain)
+        if not self.format.source.repeatable:
+            self._store(ROWS_FOLDER).make_folder(chain)
 
     def find(self, task: TaskName) -> TaskEnds[SplitT] | None:
         """What an attempt has recorded; None where none has. Raises StateError for a damaged record."""
@@ -68,15 +74,46 @@ class EndsLog(Generic[SplitT]):
         Raises UsageError where the folder that the planner has made is not there: the checkpoint is another machine's.
         """
         try:
-            self._store().create(task.file, self.format.ends_to_json(ends), f"{task.chain}/.{uuid4().hex}.tmp")
+            with _translated(self.checkpoint):
+                self._store().create(task.file, self.format.ends_to_json(ends), f"{task.chain}/.{uuid4().hex}.tmp")
         except FileExistsError:
             return False
-        except FileNotFoundError as error:
-            raise UsageError(
-                f"the checkpoint at {self.checkpoint} is not what the driver sees there. Tasks record in it how far they have "
-                "read: put it where driver and executors see the same folder"
-            ) from error
         return True
+
+    def keep(self, task: TaskName, rows: Sequence[pa.RecordBatch]) -> str:
+        """Keep what an attempt has read, durably, under a name of its own, which is returned."""
+        store, name = self._store(ROWS_FOLDER), f"{task.file}-{uuid4().hex}.arrow"
+        with _translated(self.checkpoint):
+            file = store.open(name)
+        with pa.ipc.new_stream(file, self.format.source.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+            for batch in rows:
+                writer.write_batch(batch)
+        store.finish(name, file)
+        return name
+
+    def kept(self, name: str) -> Iterator[pa.RecordBatch]:
+        """The rows that are kept under this name. Raises StateError where they are gone."""
+        try:
+            file = self._store(ROWS_FOLDER).open_to_read(name)
+        except FileNotFoundError as error:
+            raise StateError(
+                f"{self.checkpoint}/{ROWS_FOLDER}/{name} is gone: it is removed when its batch is committed, and this batch "
+                "is run again. Start the query with a new checkpoint"
+            ) from error
+        with file, pa.ipc.open_stream(file) as reader:
+            yield from reader
+
+    def remove_kept(self, name: str) -> None:
+        """Remove the rows of an attempt that comes too late."""
+        self._store(ROWS_FOLDER).remove(name)
+
+    def remove_rows(self, reading: SplitReading[SplitT]) -> None:
+        """Remove all rows that are kept of the reading, whose batch is committed. Driver's process."""
+        store = self._store(ROWS_FOLDER)
+        for name in store.names(reading.chain):
+            sequence = name.partition("-")[0]
+            if sequence.isdecimal() and int(sequence) <= reading.sequence:
+                store.remove(f"{reading.chain}/{name}")
 
     def closed(self, reading: SplitReading[SplitT]) -> Sequence[TaskEnds[SplitT]]:
         """Where the tasks of a reading have stopped, whose batch is committed. Driver's process.
@@ -108,6 +145,17 @@ class EndsLog(Generic[SplitT]):
             return nothing
         return self._closed(task, splits)
 
-    def _store(self) -> Store:
+    def _store(self, folder: str = FOLDER) -> Store:
         options: dict[str, Any] = {}
-        return open_store(f"{normal_path(self.checkpoint)}/{FOLDER}", options)
+        return open_store(f"{normal_path(self.checkpoint)}/{folder}", options)
+
+
+@contextmanager
+def _translated(checkpoint: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"the checkpoint at {checkpoint} is not what the driver sees there. Tasks record in it how far they have "
+            "read: put it where driver and executors see the same folder"
+        ) from error

@@ -28,6 +28,8 @@ SPLITS = Envelope("headrace-splits", "offset of a batch")
 ENDS = Envelope("headrace-ends", "record of where a task stopped")
 FOLDER = "headrace-ends"
 """Where tasks record how far they have read: in the query's checkpoint, whose copies have it, too."""
+ROWS_FOLDER = "headrace-rows"
+"""Where they keep the rows of a source that would not give them again, until their batch is committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,14 @@ class SplitEnd(Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class TaskEnds(Generic[SplitT]):
-    """Where a task stopped reading each of its splits. `is_limited`: at a limit, and not because nothing came."""
+    """Where a task stopped reading each of its splits. `is_limited`: at a limit, and not because nothing came.
+
+    `kept`: the file with the rows, of a source that would not give them again.
+    """
 
     ends: Mapping[str, SplitEnd[SplitT]]
     is_limited: bool
+    kept: str | None = None
 
 
 def next_reading(
@@ -164,7 +170,8 @@ class ReadingFormat(Generic[SplitT]):
             {"split": self._serializer.serialize(end.split), "rows": end.rows, "finished": end.finished}
             for end in ends.ends.values()
         ]
-        return ENDS.seal({"split_version": self._serializer.version, "ends": stored, "limited": ends.is_limited})
+        kept = {} if ends.kept is None else {"kept": ends.kept}
+        return ENDS.seal({"split_version": self._serializer.version, "ends": stored, "limited": ends.is_limited, **kept})
 
     def ends_from_json(self, data: bytes, where: str) -> TaskEnds[SplitT]:
         """What `ends_to_json` wrote. Raises StateError, naming `where`, for anything else."""
@@ -179,7 +186,8 @@ class ReadingFormat(Generic[SplitT]):
                 )
                 for item in body["ends"]
             ]
-            return TaskEnds({end.split.split_id: end for end in ends}, stored_truth(body["limited"]))
+            kept = stored_text(body["kept"]) if "kept" in body else None
+            return TaskEnds({end.split.split_id: end for end in ends}, stored_truth(body["limited"]), kept)
 
     def _stored(self, splits: Sequence[SplitT]) -> list[JsonObject]:
         return [self._serializer.serialize(split) for split in splits]

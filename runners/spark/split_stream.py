@@ -28,13 +28,15 @@ from headrace.runners.spark.split_tasks import FIRST_WAIT_S, OpenTask, TaskLimit
 log = logging.getLogger(__name__)
 
 _PROBE_S = 1.0
+_MOVES_S = 60.0
+"""How often a batch is made of splits that come further without records."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitRead(Generic[SplitT]):
     """A source that is not a log, and how a streaming query reads it. Picklable.
 
-    `checkpoint`: the query's, where tasks record how far they have read; None for a source of finite splits. `most_splits` and
+    `checkpoint`: the query's, where tasks record how far they have read, if they do (`records_ends`). `most_splits` and
     `most_bytes` bound a batch of finite splits, `limits` one of others. `parallelism`: how many tasks run at once, if known.
     A task that gets nothing for `stall_s` seconds fails. `savepoint`: path or URI of a savepoint of a run with which a query
     without a checkpoint starts. `keeps_finished`: another source follows, which may ask what this one has ended with.
@@ -49,6 +51,11 @@ class SplitRead(Generic[SplitT]):
     stall_s: float = 600.0
     savepoint: str | None = None
     keeps_finished: bool = False
+
+    @property
+    def records_ends(self) -> bool:
+        """Whether tasks record how far they have read: splits have no end, or are not the same when they are read again."""
+        return not (self.source.finite_splits and self.source.repeatable)
 
     def open_task(self, task: PlannedTask[SplitT]) -> OpenTask[SplitT]:
         """A task of splits without an end, to be read. Worker process."""
@@ -78,9 +85,9 @@ class SplitPlanner(SourcePlanner[SplitT]):
 
     def __init__(self, read: SplitRead[SplitT], clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(read.source, read.savepoint)
-        self._clock, self._looked_at = clock, -math.inf
+        self._clock, self._looked_at, self._moved_at = clock, -math.inf, -math.inf
         self._read, self._format = read, ReadingFormat(read.source)
-        self._ends = None if read.source.finite_splits else EndsLog(self._format, checkpoint_of(read))
+        self._ends = EndsLog(self._format, checkpoint_of(read)) if read.records_ends else None
         self._missing: frozenset[str] = frozenset()
         self._read_outages, self._report_outages = FailureLog(), FailureLog()
         self._wait_s = FIRST_WAIT_S
@@ -190,6 +197,8 @@ class SplitPlanner(SourcePlanner[SplitT]):
             return False
         if self._report_outages.worked():
             log.warning("finished splits are reported to the source again")
+        if self._ends is not None and not self._source.repeatable:
+            self._ends.remove_rows(reading)
         self._published = reading.reading
         return True
 
@@ -305,7 +314,7 @@ class SplitPlanner(SourcePlanner[SplitT]):
             self._probe = splits, reader
             reader.add_splits(splits)
         try:
-            if not splits or self._probe[1].poll(self._read.limits.seconds if self._pins_end else _PROBE_S) is None:
+            if not (splits and self._gives_something(self._probe[1])):
                 return False
         except Exception as error:
             self._end_probe()
@@ -317,6 +326,21 @@ class SplitPlanner(SourcePlanner[SplitT]):
             log.warning("the source is read again")
         self._end_probe()
         return True
+
+    def _gives_something(self, reader: SourceReader[SplitT]) -> bool:
+        """Whether records come in time. Batches without any say that a split has come further: from time to time that is
+        worth a batch of its own.
+        """
+        until = self._clock() + (self._read.limits.seconds if self._pins_end else _PROBE_S)
+        while (batch := reader.poll(max(0.0, until - self._clock()))) is not None:
+            if batch.records.num_rows or batch.finished:
+                return True
+            if self._clock() - self._moved_at >= _MOVES_S:
+                self._moved_at = self._clock()
+                return True
+            if self._clock() >= until:
+                break
+        return False
 
     def _end_probe(self) -> None:
         if self._probe is not None:
@@ -348,7 +372,7 @@ def _with(backlog: Unread[SplitT], found: DiscoveryResult[SplitT]) -> Unread[Spl
 def checkpoint_of(read: SplitRead[SplitT]) -> str:
     if read.checkpoint is None:
         raise UsageError(
-            f"the splits of source {read.source.name!r} have no end, so tasks record in the query's checkpoint how far they "
-            "have read: give checkpointLocation to read_stream, the same as to writeStream"
+            f"tasks that read source {read.source.name!r} record in the query's checkpoint how far they have read: give "
+            "checkpointLocation to read_stream, the same as to writeStream"
         )
     return read.checkpoint

@@ -7,19 +7,24 @@ attempt's rows count, nor how often the batch is computed. A task without a reco
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from typing import Generic
 
 import pyarrow as pa
 
-from headrace.enumerator.errors import DataLossError, DeadlineExceededError, StateError
-from headrace.enumerator.source import Source, SplitBatch
+from headrace.enumerator.errors import DataLossError, DeadlineExceededError, StateError, is_retriable
+from headrace.enumerator.source import Source, SourceReader, SplitBatch
+from headrace.enumerator.source_driver import FailureLog
 from headrace.enumerator.split import SplitT
 from headrace.runners.spark.split_ends import EndsLog, TaskName
 from headrace.runners.spark.split_state import SplitEnd, TaskEnds
 from headrace.runners.spark.tasks import Silence
+
+log = logging.getLogger(__name__)
 
 IDLE_S = 0.2
 """A task ends when nothing has come for so long, once something has."""
@@ -60,47 +65,109 @@ class OpenTask(Generic[SplitT]):
         recorded = self.log.find(self.name)
         if recorded is None:
             batches, ends = self._read_on(clock)
+            if not self.source.repeatable:
+                ends = replace(ends, kept=self.log.keep(self.name, batches))
             if self.log.record(self.name, ends):
                 yield from batches
                 return
             del batches
+            if ends.kept is not None:
+                self.log.remove_kept(ends.kept)
             recorded = self.log.find(self.name)
             if recorded is None:
                 raise StateError(f"{self.name.file} is gone: this attempt is of a batch that ended long ago")
-        yield from self._replay(recorded, clock)
+        yield from self._replay(recorded, clock) if recorded.kept is None else self.log.kept(recorded.kept)
 
     def _read_on(self, clock: Callable[[], float]) -> tuple[list[pa.RecordBatch], TaskEnds[SplitT]]:
         batches: list[pa.RecordBatch] = []
         ends = {split.split_id: SplitEnd(split, 0, finished=False) for split in self.splits}
         records = size = 0
         until, is_limited = clock() + self.limits.seconds, False
-        with self.source.create_reader() as reader:
-            reader.add_splits(self.splits)
+        quiet_until = clock() + self.wait_s
+        with closing(ResumedReader(self.source, self.splits, clock)) as reader:
             while not all(end.finished for end in ends.values()):
                 is_limited = records >= self.limits.records or size >= self.limits.size_bytes or clock() >= until
-                batch = None if is_limited else reader.poll(IDLE_S if batches else self.wait_s)
-                if batch is None:
+                batch = None if is_limited else reader.poll(max(0.0, quiet_until - clock()))
+                if batch is None and (is_limited or not self.source.finite_splits):
                     break
+                if batch is None:  # the source does not answer, and what it has is certain to come
+                    quiet_until = clock() + self.wait_s
+                    continue
                 before = ends[batch.split.split_id]
                 ends[batch.split.split_id] = SplitEnd(batch.split, before.rows + batch.records.num_rows, batch.finished)
                 if batch.records.num_rows:
                     batches.append(batch.records)
                     records, size = records + batch.records.num_rows, size + batch.records.nbytes
+                    quiet_until = clock() + IDLE_S
+                elif clock() >= quiet_until and not self.source.finite_splits:
+                    break  # others' records only
         return batches, TaskEnds(ends, is_limited)
 
     def _replay(self, recorded: TaskEnds[SplitT], clock: Callable[[], float]) -> Iterator[pa.RecordBatch]:
         left = {split_id: end.rows for split_id, end in recorded.ends.items() if end.rows}
         if not left:
             return
-        with self.source.create_reader() as reader:
-            reader.add_splits([split for split in self.splits if split.split_id in left])
+        with closing(ResumedReader(self.source, [split for split in self.splits if split.split_id in left], clock)) as reader:
             silence = Silence(reader, clock)
             while left:
                 batch = silence.poll()
                 if batch is not None:
                     yield from _up_to(batch, left)
                 elif silence.seconds > self.stall_s:
-                    raise DeadlineExceededError(f"nothing came for {self.stall_s:g} s while these were read: {_named(left)}")
+                    raise DeadlineExceededError(
+                        f"nothing came for {self.stall_s:g} s while these were read: {_named(left)}"
+                    ) from reader.failure
+
+
+class ResumedReader(Generic[SplitT]):
+    """A reader that is made again, where it was, when its source does not answer."""
+
+    def __init__(self, source: Source[SplitT], splits: Sequence[SplitT], clock: Callable[[], float]) -> None:
+        self._source, self._clock = source, clock
+        self._left = {split.split_id: split for split in splits}
+        self._reader: SourceReader[SplitT] | None = None
+        self._outages = FailureLog()
+        self.failure: Exception | None = None
+        """Why the source did not answer last, until it does."""
+
+    def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
+        """The next batch. None where none comes in time, or the source cannot be read now, after waiting as long.
+
+        Raises what no other try can mend.
+        """
+        until = self._clock() + timeout
+        try:
+            if self._reader is None:
+                self._reader = self._source.create_reader()
+                self._reader.add_splits([*self._left.values()])
+            batch = self._reader.poll(timeout)
+        except Exception as error:
+            if not is_retriable(error):
+                raise
+            self._fail(error)
+            time.sleep(max(0.0, min(timeout, until - self._clock())))
+            return None
+        if self._outages.worked():
+            log.warning("the source is read again")
+        self.failure = None
+        if batch is not None:
+            self._left[batch.split.split_id] = batch.split
+            if batch.finished:
+                del self._left[batch.split.split_id]
+        return batch
+
+    def close(self) -> None:
+        """Close the reader, if there is one."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        if self._outages.failed():
+            log.warning("the source cannot be read now, and is tried again: %s", error)
+        with suppress(Exception):
+            self.close()
 
 
 def _up_to(batch: SplitBatch[SplitT], left: dict[str, int]) -> Iterator[pa.RecordBatch]:

@@ -21,10 +21,9 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from headrace.connectors.base.hybrid import HybridSource
 from headrace.enumerator.envelope import Envelope, stored_number, stored_object
 from headrace.enumerator.errors import is_retriable
-from headrace.enumerator.source import JsonObject, Source
+from headrace.enumerator.source import JsonObject, Source, StagedSource
 from headrace.enumerator.source_driver import FailureLog
 from headrace.runners.spark.bounded import loaded, pickled
 from headrace.runners.spark.log_read import WHERE, LogRead
@@ -45,13 +44,13 @@ ReaderOf = Callable[[LogRead[Any] | SplitRead[Any], StructType], Any]
 class StagedRead:
     """A source of several stages, and how a streaming query reads each: `read_of` says it of a stage's source. Picklable."""
 
-    source: HybridSource
+    source: StagedSource[Any]
     read_of: ReadOf
     parallelism: int | None = None
 
     def of(self, stage: int, after: JsonObject | None) -> LogRead[Any] | SplitRead[Any]:
         read = replace(self.read_of(self.source.source_of(stage, after)), parallelism=self.parallelism)
-        is_followed = stage < len(self.source.stages) - 1
+        is_followed = stage < self.source.last_stage
         return replace(read, keeps_finished=True) if is_followed and isinstance(read, SplitRead) else read
 
 
@@ -154,7 +153,7 @@ class StagedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _following(self, place: _Place, reader: Any, limit: ReadLimit) -> _Place | None:  # noqa: ANN401 - of several kinds
         """The first batch of the next stage, once this one is read."""
-        if place.stage == len(self._job.source.stages) - 1 or not isinstance(reader, SplitStreamReader):
+        if place.stage == self._job.source.last_stage or not isinstance(reader, SplitStreamReader):
             return None
         over = reader.ended(place.offset)
         if over is None:
@@ -162,7 +161,7 @@ class StagedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after = self._job.source.end_of(place.stage, place.after, over.cursor, over.finished)
         following = self._reader(place.stage + 1, after)
         first = following.latestOffset(following.initialOffset(), _of_stage(limit, following))
-        return _Place(place.stage + 1, after, first)
+        return _Place(place.stage + 1, self._job.source.kept_end(place.stage + 1, after), first)
 
     def _reader(self, stage: int, after: JsonObject | None) -> Any:  # noqa: ANN401 - of one of several kinds
         key = json.dumps([stage, after], sort_keys=True)

@@ -11,7 +11,7 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic
+from typing import Generic, Protocol
 
 import pyarrow as pa
 
@@ -26,13 +26,20 @@ LARGE_BATCH_BYTES = 32 << 20  # batches larger than this are cut, so that the JV
 _POLL_S = 1.0
 
 
+class Pollable(Protocol[SplitT]):
+    """What is polled for batches, as a `SourceReader` is."""
+
+    def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
+        """The next batch; None where none comes within `timeout` seconds."""
+
+
 class Silence(Generic[SplitT]):
     """Polls a reader, and measures for how long it has given nothing: the time in polls, each for as long as it was to wait.
 
     So it is no silence of the source if who takes the rows is slow, or this process was paused.
     """
 
-    def __init__(self, reader: SourceReader[SplitT], clock: Callable[[], float]) -> None:
+    def __init__(self, reader: Pollable[SplitT], clock: Callable[[], float]) -> None:
         self._reader, self._clock = reader, clock
         self.seconds = 0.0
 

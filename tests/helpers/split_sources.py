@@ -49,12 +49,16 @@ class PieceSerializer(SplitSerializer[Piece]):
 
 @dataclass
 class Shelf:
-    """What a source reads. `ended`: lists that get no more records. `trouble`: what the next looks raise."""
+    """What a source reads. `ended`: lists that get no more records. `trouble`: what the next looks raise.
+
+    `outages`: how many of the next polls fail, as the source is out of reach.
+    """
 
     lists: dict[str, list[str]] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
     hidden: set[str] = field(default_factory=set)
     trouble: RetriableError | None = None
+    outages: int = 0
     looks: int = 0
     finished: list[str] = field(default_factory=list)
     published: list[dict[str, int]] = field(default_factory=list)
@@ -79,6 +83,9 @@ class ShelfReader(SourceReader[Piece]):
 
     def poll(self, timeout: float) -> SplitBatch[Piece] | None:
         shelf = self._source.shelf
+        if shelf.outages:
+            shelf.outages -= 1
+            raise RetriableError("the shelf is out of reach")
         for _ in range(len(self._splits)):
             split = self._splits.popleft()
             values = shelf.lists[split.split_id][split.start :][: self._source.batch_rows]
@@ -143,6 +150,13 @@ class Pile(Feed):
 
     def create_discovery(self) -> SplitDiscovery[Piece]:
         return PileDiscovery(self.shelf)
+
+
+class Sight(Pile):
+    """A pile that gives what is there when it is read, and other records later."""
+
+    name = "sight"
+    repeatable = False
 
 
 class PileDiscovery(IncrementalDiscovery[Piece]):

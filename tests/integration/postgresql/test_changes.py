@@ -19,35 +19,10 @@ from headrace.errors import DataLossError, UsageError
 from headrace.postgresql import ChangesSource, table_rows
 from headrace.testing.servers.databases import Database
 from tests.helpers.databases import psql
+from tests.helpers.table_copy import Copy
 
 TABLE = "public.orders"
 SLOT = "headrace_orders"
-
-
-class Copy:
-    """What a reader of the changes knows of the table. Strict: an insert of a row that is there is a fault, as is a change of
-    one that is not.
-    """
-
-    def __init__(self) -> None:
-        self.rows: dict[tuple[int, str], Any] = {}
-        self.seen = 0
-
-    def apply(self, records: Any) -> None:
-        for row in records.to_pylist():
-            key, value, op = (row["id"], row["part"]), row["value"], row["_op"]
-            self.seen += 1
-            if op == "truncate":
-                self.rows.clear()
-            elif op in ("snapshot", "insert"):
-                assert key not in self.rows, f"twice: {row}"
-                self.rows[key] = value
-            else:
-                assert key in self.rows, f"not there: {row}"
-                if op == "update":
-                    self.rows[key] = value
-                else:
-                    del self.rows[key]
 
 
 def write(connection: psycopg.Connection, moves: random.Random, number: int) -> None:
@@ -147,7 +122,7 @@ def read_until(run: EmbeddedRun[Any], copy: Copy, url: str) -> None:
     while copy.rows != wanted and time.monotonic() < until:
         batch = run.poll(0.2)
         if batch is not None:
-            copy.apply(batch.records)
+            copy.apply(batch.records.to_pylist())
     assert copy.rows == wanted
 
 
@@ -161,7 +136,7 @@ def test_the_seam_is_exact_under_writers(url: str, truncated_after: int | None) 
             while run.coordinator.enumerator.stage.source == "snapshot":
                 batch = run.poll(0.2)
                 if batch is not None:
-                    copy.apply(batch.records)
+                    copy.apply(batch.records.to_pylist())
                 more(10)
                 if truncated_after is not None and copy.seen > truncated_after:
                     psql(url, "TRUNCATE public.orders")
@@ -180,7 +155,7 @@ def test_a_restore_continues_where_the_checkpoint_was(url: str) -> None:
                 for _ in range(moves.randrange(2, 12)):
                     batch = run.poll(0.2)
                     if batch is not None:
-                        copy.apply(batch.records)
+                        copy.apply(batch.records.to_pylist())
                 if moves.random() < 0.8:
                     state = run.checkpoint()
                     run.checkpoint_completed()
@@ -200,12 +175,12 @@ def test_a_restore_behind_a_truncation_at_the_seam_repeats_what_follows_it(url: 
         while copy.seen < 2000:
             batch = run.poll(0.2)
             if batch is not None:
-                copy.apply(batch.records)
+                copy.apply(batch.records.to_pylist())
         psql(url, "TRUNCATE public.orders", "INSERT INTO public.orders VALUES (2999, 'p2', 'first')")
         while "truncated" not in copy.rows:
             batch = run.poll(0.2)
             if batch is not None:
-                copy.apply(batch.records)
+                copy.apply(batch.records.to_pylist())
                 if batch.records.num_rows and batch.records.column("_op")[0].as_py() == "truncate":
                     break
         state = run.checkpoint()
@@ -227,7 +202,7 @@ def test_a_transaction_that_is_too_large_is_read_in_parts_and_continued_in_it(ur
             for _ in range(moves.randrange(1, 12)):
                 batch = run.poll(0.5)
                 if batch is not None:
-                    copy.apply(batch.records)
+                    copy.apply(batch.records.to_pylist())
             state = run.checkpoint()
             parts += b'"skip":0' not in state
     assert parts > 1
@@ -247,7 +222,7 @@ def test_several_tables_are_read_by_one_slot(url: str) -> None:
             while (orders.rows != wanted or len(lines) < more) and time.monotonic() < until:
                 batch = run.poll(0.2)
                 if batch is not None and batch.records.num_rows:
-                    orders.apply(table_rows(batch.records, "public.orders"))
+                    orders.apply(table_rows(batch.records, "public.orders").to_pylist())
                     rows = table_rows(batch.records, "public.lines").to_pylist()
                     lines += [(row["_op"], row["line"], row["number"]) for row in rows]
             assert orders.rows == wanted

@@ -1,9 +1,12 @@
 """The lines of the guide against a real server: a table is copied into Delta while it is written, and the job killed."""
 
+import os
 import re
 import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import deltalake
@@ -21,21 +24,37 @@ TIMEOUT_S = 120.0
 ROWS = 4000
 
 
-def lines_of_the_guide(url: str, table: Path, checkpoints: Path) -> str:
-    """With these in place of its address and folders, small chunks, and checkpoints oftener than every 10 s."""
+def lines_of_the_guide(file: str, names: dict[str, str]) -> str:
+    """With these in place of its address and folders, and its defaults."""
     guide = (ROOT / "docs" / "how-to" / "postgresql-changes.md").read_text()
-    (lines,) = re.findall(r"```python\n(# job.py\n.*?)```", guide, re.DOTALL)
-    names = {
-        "postgresql://app@db/shop": url,
-        'slot="headrace_orders"': 'slot="headrace_orders", chunk_rows=100',
-        "/tables/orders": str(table),
-        "/var/lib/headrace/orders": str(checkpoints),
-        "workers=2": "workers=2, interval_s=0.3",
-    }
+    (lines,) = re.findall(rf"```python\n(# {file}\n.*?)```", guide, re.DOTALL)
     for there, here in names.items():
         assert there in lines
         lines = lines.replace(there, here)
-    return lines
+    return str(lines)
+
+
+def job_of_the_guide(url: str, folder: Path) -> Path:
+    """With small chunks, and checkpoints oftener than every 10 s."""
+    names = {
+        "postgresql://app@db/shop": url,
+        'slot="headrace_orders"': 'slot="headrace_orders", chunk_rows=100',
+        "/tables/orders": str(folder / "table"),
+        "/var/lib/headrace/orders": str(folder / "checkpoints"),
+        "workers=2": "workers=2, interval_s=0.3",
+    }
+    job = folder / "job.py"
+    job.write_text(lines_of_the_guide("job.py", names))
+    return job
+
+
+def spark_job_of_the_guide(url: str, folder: Path) -> Path:
+    """With a few chunks to a batch."""
+    job_of_the_guide(url, folder)
+    names = {'"/var/lib/headrace/spark"': f"{str(folder / 'spark')!r}, maxSplitsPerTrigger=4"}
+    job = folder / "spark_job.py"
+    job.write_text(lines_of_the_guide("spark_job.py", names))
+    return job
 
 
 def copied(table: Path) -> dict[int, str]:
@@ -55,15 +74,25 @@ def kill_a_worker(run: subprocess.Popen[bytes]) -> None:
     workers[0].kill()
 
 
-def test_a_table_is_copied_through_kills_in_the_snapshot_and_in_the_log(server: Database, tmp_path: Path) -> None:
+def kill(run: subprocess.Popen[bytes]) -> None:
+    """With all that is in its session, such as the JVM."""
+    os.killpg(run.pid, signal.SIGKILL)
+    assert run.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("engine", ["run", pytest.param("spark", marks=pytest.mark.spark)])
+def test_a_table_is_copied_through_kills_in_the_snapshot_and_in_the_log(
+    server: Database, tmp_path: Path, engine: str, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(partial(forget, server))
     psql(
         server.url,
         "CREATE TABLE public.orders (id bigint PRIMARY KEY, value text)",
         f"INSERT INTO public.orders SELECT n, 'old' FROM generate_series(1, {ROWS}) AS n",
         "CREATE PUBLICATION orders FOR TABLE public.orders",
     )
-    job, log, table = tmp_path / "job.py", tmp_path / "log", tmp_path / "table"
-    job.write_text(lines_of_the_guide(server.url, table, tmp_path / "checkpoints"))
+    log, table = tmp_path / "log", tmp_path / "table"
+    job = (job_of_the_guide if engine == "run" else spark_job_of_the_guide)(server.url, tmp_path)
 
     def has(wanted: Callable[[dict[int, str]], bool]) -> Callable[[], None]:
         def check() -> None:
@@ -78,21 +107,40 @@ def test_a_table_is_copied_through_kills_in_the_snapshot_and_in_the_log(server: 
         wait_until(has(lambda rows: len(rows) > 0), "the first chunks", TIMEOUT_S)
         psql(server.url, "UPDATE public.orders SET value = 'new' WHERE id % 7 = 0")
         psql(server.url, "DELETE FROM public.orders WHERE id % 11 = 0")
-        run.send_signal(signal.SIGKILL)
-        run.wait()
+        assert len(copied(table)) < ROWS * 10 // 11, "it is past the snapshot already"
+        kill(run)
         run = started(job, log)
         psql(server.url, "UPDATE public.orders SET id = -id WHERE id % 13 = 0")
         wait_until(has(lambda rows: any(key < 0 for key in rows)), "the log", TIMEOUT_S)
         ((in_the_log,),) = psql(server.url, "SELECT pg_current_wal_lsn()::text")
         psql(server.url, "INSERT INTO public.orders SELECT n, 'more' FROM generate_series(5001, 7000) AS n")
-        kill_a_worker(run)
+        if engine == "run":
+            kill_a_worker(run)
+        else:
+            kill(run)
+            run = started(job, log)
         psql(server.url, "DELETE FROM public.orders WHERE id % 17 = 0")
         wanted = dict(psql(server.url, "SELECT id, value FROM public.orders"))
         wait_until(has(lambda rows: rows == wanted), "all changes", TIMEOUT_S)
-        run.send_signal(signal.SIGTERM)
-        assert run.wait(TIMEOUT_S) == 0, log.read_text()
+        place = f"SELECT confirmed_flush_lsn >= '{in_the_log}'::pg_lsn FROM pg_replication_slots"
+        wait_until(lambda: moved(psql(server.url, place)), "the slot", TIMEOUT_S)
+        if engine == "run":
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(TIMEOUT_S) == 0, log.read_text()
     finally:
-        run.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
         run.wait()
-    place = "SELECT confirmed_flush_lsn >= %s::pg_lsn, active FROM pg_replication_slots"
-    assert psql(server.url, place.replace("%s", f"'{in_the_log}'")) == [(True, False)], "its slot keeps what was read"
+
+
+def moved(found: list[tuple[object, ...]]) -> None:
+    if found != [(True,)]:
+        raise RetriableError(f"its slot keeps what was read: {found}")
+
+
+def forget(server: Database) -> None:
+    """For the next test of this server."""
+    used = "SELECT count(*) = 0 FROM pg_replication_slots WHERE active"
+    wait_until(lambda: moved(psql(server.url, used)), "the end of its connections", TIMEOUT_S)
+    psql(server.url, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+    psql(server.url, "DROP PUBLICATION orders", "DROP TABLE public.orders")

@@ -10,7 +10,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.postgresql import ChangesSource
 from headrace.runners.beam.read import ReadFromSource
 from headrace.sources import Hybrid
-from headrace.spark import read_source, read_stream
+from headrace.spark import read_source
 from headrace.testing import MemoryLog, MemorySource
 
 URL = "postgresql://reader:not-a-secret@localhost/shop"
@@ -43,15 +43,14 @@ def test_an_argument_is_refused_by_name(options: dict[str, Any], said: str) -> N
 @pytest.mark.parametrize(
     ("where", "read"),
     [
-        ("Spark", lambda source: read_stream(cast("Any", None), source)),
-        ("Spark", lambda source: read_source(cast("Any", None), source)),
+        ("a frame of Spark", lambda source: read_source(cast("Any", None), source)),
         ("Beam", ReadFromSource),
         ("a hybrid source", lambda source: Hybrid(source, then=MemorySource(MemoryLog()))),
         ("a hybrid source", lambda source: Hybrid(MemorySource(MemoryLog(), bounded=True), then=source)),
     ],
-    ids=["a stream", "a frame", "Beam", "first", "last"],
+    ids=["a frame", "Beam", "first", "last"],
 )
 def test_where_readers_report_to_no_discovery_it_is_refused(where: str, read: Any) -> None:
-    said = f"source 'postgresql-changes' cannot be read by {where} yet: read it by `headrace run`, or in one process"
+    said = f"source 'postgresql-changes' cannot be read by {where} yet: read it by `headrace run`, in one process"
     with pytest.raises(UsageError, match=said):
-        read(source_of(snapshot="only"))
+        read(source_of())

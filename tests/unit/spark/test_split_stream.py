@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from headrace.connectors.base.commit import StaleEpochError, refuse_other_content
@@ -19,11 +20,12 @@ from headrace.enumerator.source import SplitBatch
 from headrace.runners.local.savepoints import Savepoint
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.planning import OPENING_BYTES, TASK_BYTES, packed
-from headrace.runners.spark.split_ends import KEPT_READINGS
+from headrace.runners.spark.split_ends import KEPT_READINGS, EndsLog
+from headrace.runners.spark.split_state import ROWS_FOLDER
 from headrace.runners.spark.split_stream import PlannedTask, SplitPlanner, SplitRead
 from headrace.runners.spark.split_tasks import TaskLimits
 from headrace.runners.spark.tasks import read_splits
-from tests.helpers.split_sources import Feed, Piece, Pile, Shelf, ShelfReader
+from tests.helpers.split_sources import Feed, Piece, Pile, Shelf, ShelfReader, Sight
 
 
 class Query:
@@ -152,16 +154,120 @@ def test_tasks_share_the_limits_of_a_batch(shelf: Shelf, tmp_path: Path) -> None
     assert query.batch() is None
 
 
-def test_a_task_stops_at_its_size_and_its_time(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_task_stops_at_its_size_and_its_time(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf.add("a", "a0", "a1", "a2")
     source = Feed(shelf, batch_rows=1)
     query = Query(SplitRead(source=source, checkpoint=str(tmp_path / "size"), limits=TaskLimits(size_bytes=1)))
     assert query.batch() == ["a0"]
     query = Query(SplitRead(source=source, checkpoint=str(tmp_path / "time")))
     query.plan()
-    ticks = iter(range(0, 1000, 4))
+    now = [0.0]
+    poll = ShelfReader.poll
+
+    def slow(reader: ShelfReader, timeout: float) -> SplitBatch[Piece] | None:
+        now[0] += 6.0
+        return poll(reader, timeout)
+
+    monkeypatch.setattr(ShelfReader, "poll", slow)
     task = query.read.open_task(query.tasks()[0])
-    assert sum(batch.num_rows for batch in task.read(lambda: float(next(ticks)))) == 2
+    assert sum(batch.num_rows for batch in task.read(lambda: now[0])) == 2
+
+
+@pytest.fixture
+def sight(shelf: Shelf, tmp_path: Path) -> Query:
+    """Of a source that would give other records if it were read again."""
+    return Query(SplitRead(source=Sight(shelf), checkpoint=str(tmp_path / "checkpoint"), stall_s=0.0))
+
+
+def kept(query: Query) -> list[Path]:
+    return [path for path in Path(str(query.read.checkpoint), ROWS_FOLDER).rglob("*") if path.is_file()]
+
+
+def test_a_batch_that_is_run_again_has_what_its_first_run_has_seen(shelf: Shelf, sight: Query) -> None:
+    shelf.add("a", "a0", "a1", "a2")
+    shelf.add("b", "b0")
+    first = sight.batch()
+    shelf.lists["a"] = ["x0", "x1", "x2", "x3"]
+    sight.restart()
+    assert sight.run() == first == ["a0", "a1", "a2", "b0"]
+
+
+def test_kept_rows_are_removed_when_their_batch_is_committed(shelf: Shelf, sight: Query) -> None:
+    shelf.add("a", "a0")
+    assert sight.batch() == ["a0"]
+    (task,) = sight.tasks()
+    assert len(kept(sight)) == 1
+    sight.planner.committed(sight.offsets[-1])
+    assert not kept(sight)
+    with pytest.raises(StateError, match="removed when its batch is committed"):
+        sight.run_task(task)
+
+
+def test_an_attempt_that_comes_too_late_has_the_rows_of_the_first(shelf: Shelf, sight: Query) -> None:
+    shelf.add("a", "a0")
+    sight.plan()
+    (task,) = sight.tasks()
+    twin = sight.read.open_task(task)
+    keep = type(twin.log).keep
+
+    def late(log: EndsLog[Piece], *args: object) -> str:
+        monkeypatch.undo()
+        shelf.lists["a"] = ["x0"]
+        assert sight.run_task(task) == ["x0"]
+        return keep(log, *args)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(type(twin.log), "keep", late)
+        assert [value for batch in twin.read() for value in batch.column(0).to_pylist()] == ["x0"]
+    assert len(kept(sight)) == 1
+
+
+def test_a_task_of_a_source_that_does_not_answer_ends_with_what_it_has_read(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.add("a", "a0", "a1")
+    query = Query(SplitRead(source=Feed(shelf, batch_rows=1), checkpoint=str(tmp_path)))
+    assert query.plan()
+    shelf.outages = 1
+    assert query.run() == []
+    assert shelf.outages == 0
+    assert query.batch() == ["a0", "a1"]
+
+
+def test_pieces_are_waited_for_when_the_source_does_not_answer(shelf: Shelf, sight: Query) -> None:
+    shelf.add("a", "a0")
+    sight.plan()
+    shelf.outages = 1
+    assert sight.run() == ["a0"]
+
+
+def test_a_replay_reads_on_when_the_source_answers_again(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.add("a", "a0", "a1")
+    query = Query(SplitRead(source=Feed(shelf, batch_rows=1), checkpoint=str(tmp_path), stall_s=60.0))
+    assert query.batch() == ["a0", "a1"]
+    rows = query.rows(query.tasks()[0])
+    assert next(rows) == "a0"
+    shelf.outages = 1
+    assert list(rows) == ["a1"]
+    assert shelf.outages == 0
+
+
+def test_splits_that_come_further_without_records_get_a_batch_now_and_then(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.add("a", "a0")
+    now = [0.0]
+    query = Query(SplitRead(source=Feed(shelf), checkpoint=str(tmp_path)))
+    query.planner = SplitPlanner(query.read, lambda: now[0])
+    assert query.batch() == ["a0"]
+
+    def moved(reader: ShelfReader, timeout: float) -> SplitBatch[Piece]:
+        now[0] += 1.0
+        return SplitBatch(Piece("a", 1), pa.RecordBatch.from_pydict({"value": []}, schema=query.read.source.schema))
+
+    monkeypatch.setattr(ShelfReader, "poll", moved)
+    assert query.plan()
+    assert not any(query.plan() for _ in range(10))
+    now[0] += 60.0
+    assert query.plan()
 
 
 def test_a_finished_split_is_not_found_again(shelf: Shelf, feed: Query) -> None:
@@ -373,7 +479,7 @@ def test_a_reader_that_takes_long_to_connect_is_waited_for(shelf: Shelf, feed: Q
 
     def slow(reader: ShelfReader, timeout: float) -> SplitBatch[Piece] | None:
         waited_s[reader] = waited_s.get(reader, 0.0) + timeout
-        return poll(reader, timeout) if waited_s[reader] >= 3.0 else None
+        return poll(reader, timeout) if waited_s[reader] >= 2.5 else None
 
     waited_s: dict[ShelfReader, float] = {}
     monkeypatch.setattr(ShelfReader, "poll", slow)

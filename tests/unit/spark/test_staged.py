@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from headrace.enumerator.errors import RetriableError, StateError
 from headrace.enumerator.source import Boundedness, DiscoveryResult, IncrementalDiscovery, JsonObject
 from headrace.runners.spark.bounded import spark_types
-from headrace.runners.spark.pipeline import _stream_reader
+from headrace.runners.spark.pipeline import stream_reader
 from headrace.runners.spark.split_stream import SplitRead
 from headrace.runners.spark.staged import StagedRead, StagedStreamReader
 from headrace.sources import Hybrid, SourceEnd
@@ -70,7 +70,7 @@ class Query:
         self.offsets = [self.reader.initialOffset()]
 
     def restart(self) -> None:
-        self.reader = StagedStreamReader(self._read, spark_types(self._read.source), _stream_reader)
+        self.reader = StagedStreamReader(self._read, spark_types(self._read.source), stream_reader)
 
     def plan(self) -> bool:
         end = self.reader.latestOffset(self.offsets[-1], self.reader.getDefaultReadLimit())

@@ -1,0 +1,164 @@
+"""Where a source of changes finds its splits: the chunks of the tables, then the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from headrace.connectors.postgresql import catalog
+from headrace.connectors.postgresql.connection import connect, translated
+from headrace.connectors.postgresql.snapshot import Followed, chunk_key, lower_bounds
+from headrace.connectors.postgresql.splits import (
+    ChangesSplit,
+    ChunkSplit,
+    Key,
+    LogSplit,
+    Origin,
+    read_oids,
+    read_origin,
+    read_seam,
+    seam_of,
+    stored_origin,
+    stored_seam,
+)
+from headrace.enumerator.envelope import stored_object
+from headrace.enumerator.errors import DataLossError, RetriableError, StateError, UsageError
+from headrace.enumerator.source import DiscoveryResult, JsonObject, SplitDiscovery, Stage, StagedDiscovery
+
+if TYPE_CHECKING:
+    from headrace.connectors.postgresql.source import ChangesSource
+
+log = logging.getLogger(__name__)
+
+SNAPSHOT, LOG = "snapshot", "log"
+"""The names of the stages."""
+
+
+class ChangesDiscovery(StagedDiscovery[ChangesSplit]):
+    """The chunks of the snapshot, then the log. Of the coordinator's process."""
+
+    def __init__(self, source: ChangesSource) -> None:
+        self._source = source
+        self._log: LogDiscovery | None = None
+
+    def at(self, stage: Stage | None) -> SplitDiscovery[ChangesSplit]:
+        """Raises StateError for a stage that there is not."""
+        if (stage is None and self._source.snapshot == "never") or (stage is not None and stage.source == LOG):
+            return self._log_at(0 if stage is None else stage.number, None if stage is None else stage.end)
+        if stage is None or stage.source == SNAPSHOT:
+            is_first = self._source.snapshot != "only"
+            snapshot = Stage(0, SNAPSHOT, None, in_pieces=True, is_found=is_first, needs_ends=is_first)
+            return ChunkDiscovery(self._source, snapshot)
+        raise StateError(f"the state is in the stage {stage.source!r} of {self._source.name}, which there is not")
+
+    def following(self, stage: Stage, cursor: JsonObject | None, splits: Sequence[ChangesSplit]) -> Stage:
+        """The log, from where the slot was, without what these chunks have."""
+        return Stage(stage.number + 1, LOG, start_of_log(splits), in_pieces=False, is_found=False)
+
+    def _log_at(self, number: int, end: JsonObject | None) -> LogDiscovery:
+        """One object for all looks of a process: it has said what it has said. Its stage has no `end`: that is with the split
+        from here on."""
+        stage = Stage(number, LOG, None, in_pieces=False, is_found=False)
+        if self._log is None or end is not None:
+            self._log = LogDiscovery(self._source, number, end, stage)
+        return self._log
+
+
+def start_of_log(splits: Sequence[ChangesSplit]) -> JsonObject:
+    """What a log needs to know of the chunks before it, all of which are read: where it starts, and what it leaves out."""
+    chunks = [split for split in splits if isinstance(split, ChunkSplit)]
+    tables = sorted({chunk.oid for chunk in chunks})
+    return {"position": stored_origin(chunks[0].slot), "tables": tables, "seam": stored_seam(seam_of(chunks))}
+
+
+class ChunkDiscovery(SplitDiscovery[ChangesSplit]):
+    """Of the chunks, which are all that there is to find. `stage`: of a `ChangesDiscovery`, where another may follow."""
+
+    def __init__(self, source: ChangesSource, stage: Stage | None = None) -> None:
+        self._source, self._stage = source, stage
+        self._is_all = stage is None or not stage.is_found
+
+    def initial(self) -> DiscoveryResult[ChangesSplit]:
+        """The slot comes first: so the log has all that a chunk may lack. The rows alone need none."""
+        source = self._source
+        with translated(source.url, "starting a snapshot"), connect(source.url) as connection:
+            place, floor = log_end(connection) if source.snapshot == "only" else slot_place(connection, source.slot)
+            added = [chunk for each in source.followed for chunk in _cut(connection, each, source.chunk_rows, place, floor)]
+        return DiscoveryResult(added, complete=self._is_all, stage=self._stage)
+
+    def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
+        """All chunks were found at once."""
+        return DiscoveryResult((), complete=self._is_all, stage=self._stage)
+
+
+def _cut(connection: psycopg.Connection, followed: Followed, rows: int, place: Origin, floor: int) -> Iterator[ChunkSplit]:
+    table, key = followed.table, chunk_key(followed.table)
+    bounds: list[Key | None] = [None, *lower_bounds(connection, followed, key, rows), None]
+    for number, (lower, upper) in enumerate(pairwise(bounds)):
+        yield ChunkSplit(0, table.full_name, table.oid, number, key, lower, upper, place, floor)
+
+
+class LogDiscovery(SplitDiscovery[ChangesSplit]):
+    """Of the log, which is one split. `end`: what the snapshot has ended with; None without one."""
+
+    def __init__(self, source: ChangesSource, number: int, end: JsonObject | None, stage: Stage | None = None) -> None:
+        """`number`: of the stage, for the split. `stage`: of a `ChangesDiscovery`."""
+        self._source = source
+        self._number, self._end, self._stage = number, end, stage
+        self._unpublished: list[str] = []
+
+    def initial(self) -> DiscoveryResult[ChangesSplit]:
+        if self._end is not None:
+            tables, seam = read_oids(self._end["tables"]), read_seam(stored_object(self._end["seam"]))
+            split = LogSplit(self._number, read_origin(self._end["position"]), tables, seam=seam)
+        else:
+            with translated(self._source.url, "making a slot"), connect(self._source.url) as connection:
+                split = LogSplit(self._number, slot_place(connection, self._source.slot)[0])
+        return DiscoveryResult([split], stage=self._stage)
+
+    def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
+        self._warn_of_unpublished()
+        return DiscoveryResult((), stage=self._stage)
+
+    def _warn_of_unpublished(self) -> None:
+        """Once of the same tables. The server sends no changes of them, and no word of that."""
+        source = self._source
+        with translated(source.url, "reading the publication"), connect(source.url) as connection:
+            publication = catalog.read_publication(connection, source.publication)
+        published = {table.oid for table in publication.tables} if publication is not None else set()
+        unpublished = [each.table.full_name for each in source.followed if each.table.oid not in published]
+        if unpublished and unpublished != self._unpublished:
+            log.warning("publication %s no longer has %s: no changes come", source.publication, ", ".join(unpublished))
+        self._unpublished = unpublished
+
+
+def log_end(connection: psycopg.Connection) -> tuple[Origin, int]:
+    """Where the log ends now."""
+    server, lsn = catalog.read_server(connection), catalog.read_log_end(connection)
+    return Origin(str(server.system_identifier), server.timeline, lsn), lsn
+
+
+def slot_place(connection: psycopg.Connection, name: str) -> tuple[Origin, int]:
+    """Where the log of the slot starts, and an LSN before every change in it. Makes the slot if there is none.
+
+    Raises RetriableError while another process uses it, and DataLossError for one that was invalidated.
+    """
+    server = catalog.read_server(connection)
+    if catalog.read_slot(connection, name) is None:
+        catalog.create_slot(connection, name)
+        log.info("slot %s is made: the server keeps the log for it until it is dropped", name)
+    slot = catalog.read_slot(connection, name)
+    if slot is None or slot.confirmed_flush_lsn is None or slot.wal_status == "lost":
+        raise DataLossError(f"slot {name} has lost its log: drop it, and start again without a checkpoint")
+    if slot.plugin != catalog.PLUGIN or slot.database != server.database:
+        raise UsageError(f"slot {name} is of plugin {slot.plugin} and database {slot.database}: choose another name")
+    if slot.is_active:
+        raise RetriableError(
+            f"slot {name} is in use by process {slot.active_pid} of the server: end the other job, or choose another slot"
+        )
+    floor = slot.confirmed_flush_lsn if slot.restart_lsn is None else slot.restart_lsn
+    return Origin(str(server.system_identifier), server.timeline, slot.confirmed_flush_lsn), floor

@@ -1,0 +1,86 @@
+"""The snapshot and the log as sources of their own, for engines whose readers last no longer than a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.connectors.postgresql import catalog
+from headrace.connectors.postgresql.connection import connect, translated
+from headrace.connectors.postgresql.discovery import ChunkDiscovery, LogDiscovery, start_of_log
+from headrace.connectors.postgresql.splits import ChangesSplit, ChangesSplitSerializer, LogSplit
+from headrace.enumerator.source import Boundedness, JsonObject, Source, SourceReader
+
+if TYPE_CHECKING:
+    from headrace.connectors.postgresql.source import ChangesSource
+
+
+class ChangesStage(Source[ChangesSplit]):
+    """One stage of a source of changes."""
+
+    def __init__(self, whole: ChangesSource) -> None:
+        self._whole = whole
+        self.name = whole.name
+        self.discovery_interval_s = whole.discovery_interval_s
+
+    @property
+    def schema(self) -> pa.Schema:
+        """As of the whole source."""
+        return self._whole.schema
+
+    @property
+    def split_serializer(self) -> ChangesSplitSerializer:
+        """As of the whole source."""
+        return self._whole.split_serializer
+
+    def create_reader(self) -> SourceReader[ChangesSplit]:
+        """As of the whole source."""
+        return self._whole.create_reader()
+
+
+class SnapshotStage(ChangesStage):
+    """The rows of the tables, in chunks."""
+
+    @property
+    def boundedness(self) -> Boundedness:
+        """BOUNDED."""
+        return Boundedness.BOUNDED
+
+    @property
+    def repeatable(self) -> bool:
+        """False: a chunk has the rows as they are when it is read."""
+        return False
+
+    def create_discovery(self) -> ChunkDiscovery:
+        """Makes the slot, if a log follows, and cuts the tables."""
+        return ChunkDiscovery(self._whole)
+
+    def end(self, cursor: JsonObject | None, splits: Sequence[ChangesSplit]) -> JsonObject:
+        """Where the log starts, and what the chunks have of it."""
+        return start_of_log(splits)
+
+
+class LogStage(ChangesStage):
+    """The log. `end`: of the snapshot before it, or None."""
+
+    def __init__(self, whole: ChangesSource, number: int, end: JsonObject | None) -> None:
+        super().__init__(whole)
+        self._number, self._end = number, end
+
+    @property
+    def boundedness(self) -> Boundedness:
+        """UNBOUNDED."""
+        return Boundedness.UNBOUNDED
+
+    def create_discovery(self) -> LogDiscovery:
+        """Gives the log's one split. Makes the slot where no snapshot came before."""
+        return LogDiscovery(self._whole, self._number, self._end)
+
+    def checkpoint_completed(self, splits: Sequence[ChangesSplit]) -> None:
+        """The server may forget the log before these: no reader is connected between two tasks, so the slot is moved."""
+        for split in splits:
+            if isinstance(split, LogSplit):
+                with translated(self._whole.url, "moving the slot"), connect(self._whole.url) as connection:
+                    catalog.advance_slot(connection, self._whole.slot, split.position.lsn)
