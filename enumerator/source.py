@@ -349,7 +349,7 @@ class StagedSource(Source[SplitT], Generic[SplitT]):
         return {0: self.source_of(0, None)}
 
     def end_of(self, stage: int, end: JsonObject | None, cursor: JsonObject | None, splits: Sequence[Any]) -> JsonObject:
-        """What a stage ends with that was made from `end`, and has come to this cursor, or had these splits, of its own."""
+        """What a stage ends with that was made from `end`, and has come to this cursor or had these splits."""
         return self.source_of(stage, end).end(cursor, splits)
 
     def kept_end(self, stage: int, end: JsonObject | None) -> JsonObject | None:

@@ -60,7 +60,7 @@ def changes_reader(options: Mapping[str, str], schema: StructType, inferred: str
     """A frame of the tables' rows. Raises UsageError naming the option that is missing, unknown or wrong."""
     given, _ = OPTIONS.parse(options)
     if given.get("snapshot") != "only":
-        raise UsageError("changes have no end: a frame that is no stream needs the option snapshot=only")
+        raise UsageError("changes have no end: a frame, unless it is a stream, needs the option snapshot=only")
     source = _source(given)
     _check_schema(source, schema)
     return BoundedReader(pickled(source), to_arrow_schema(schema, timezone="UTC"))
