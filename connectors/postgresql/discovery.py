@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import psycopg
 
@@ -29,19 +29,34 @@ from headrace.enumerator.envelope import stored_object
 from headrace.enumerator.errors import DataLossError, RetriableError, StateError, UsageError
 from headrace.enumerator.source import DiscoveryResult, JsonObject, SplitDiscovery, Stage, StagedDiscovery
 
-if TYPE_CHECKING:
-    from headrace.connectors.postgresql.source import ChangesSource
-
 log = logging.getLogger(__name__)
 
 SNAPSHOT, LOG = "snapshot", "log"
 """The names of the stages."""
 
 
+class Described(Protocol):
+    """What a `ChangesSource` says of itself."""
+
+    url: str
+    publication: str
+    slot: str
+    chunk_rows: int
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def snapshot(self) -> str: ...
+
+    @property
+    def followed(self) -> Sequence[Followed]: ...
+
+
 class ChangesDiscovery(StagedDiscovery[ChangesSplit]):
     """The chunks of the snapshot, then the log. Of the coordinator's process."""
 
-    def __init__(self, source: ChangesSource) -> None:
+    def __init__(self, source: Described) -> None:
         self._source = source
         self._log: LogDiscovery | None = None
 
@@ -78,7 +93,7 @@ def start_of_log(splits: Sequence[ChangesSplit]) -> JsonObject:
 class ChunkDiscovery(SplitDiscovery[ChangesSplit]):
     """Of the chunks, which are all that there is to find. `stage`: of a `ChangesDiscovery`, where another may follow."""
 
-    def __init__(self, source: ChangesSource, stage: Stage | None = None) -> None:
+    def __init__(self, source: Described, stage: Stage | None = None) -> None:
         self._source, self._stage = source, stage
         self._is_all = stage is None or not stage.is_found
 
@@ -105,7 +120,7 @@ def _cut(connection: psycopg.Connection, followed: Followed, rows: int, place: O
 class LogDiscovery(SplitDiscovery[ChangesSplit]):
     """Of the log, which is one split. `end`: what the snapshot has ended with; None without one."""
 
-    def __init__(self, source: ChangesSource, number: int, end: JsonObject | None, stage: Stage | None = None) -> None:
+    def __init__(self, source: Described, number: int, end: JsonObject | None, stage: Stage | None = None) -> None:
         """`number`: of the stage, for the split. `stage`: of a `ChangesDiscovery`."""
         self._source = source
         self._number, self._end, self._stage = number, end, stage

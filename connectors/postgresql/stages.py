@@ -1,29 +1,40 @@
-"""The snapshot and the log as sources of their own, for engines whose readers last no longer than a task."""
+"""The snapshot and the log as two sources, for engines whose readers last no longer than a task."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import pyarrow as pa
 
 from headrace.connectors.postgresql import catalog
 from headrace.connectors.postgresql.connection import connect, translated
-from headrace.connectors.postgresql.discovery import ChunkDiscovery, LogDiscovery, start_of_log
+from headrace.connectors.postgresql.discovery import ChunkDiscovery, Described, LogDiscovery, start_of_log
 from headrace.connectors.postgresql.splits import ChangesSplit, ChangesSplitSerializer, LogSplit
 from headrace.enumerator.source import Boundedness, JsonObject, Source, SourceReader
 
-if TYPE_CHECKING:
-    from headrace.connectors.postgresql.source import ChangesSource
+
+class Whole(Described, Protocol):
+    """The source that has the stages."""
+
+    discovery_interval_s: float | None
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    @property
+    def split_serializer(self) -> ChangesSplitSerializer: ...
+
+    def create_reader(self) -> SourceReader[ChangesSplit]: ...
 
 
 class ChangesStage(Source[ChangesSplit]):
     """One stage of a source of changes."""
 
-    def __init__(self, whole: ChangesSource) -> None:
+    def __init__(self, whole: Whole) -> None:
         self._whole = whole
-        self.name = whole.name
-        self.discovery_interval_s = whole.discovery_interval_s
+        self.name: str = whole.name
+        self.discovery_interval_s: float | None = whole.discovery_interval_s
 
     @property
     def schema(self) -> pa.Schema:
@@ -65,7 +76,7 @@ class SnapshotStage(ChangesStage):
 class LogStage(ChangesStage):
     """The log. `end`: of the snapshot before it, or None."""
 
-    def __init__(self, whole: ChangesSource, number: int, end: JsonObject | None) -> None:
+    def __init__(self, whole: Whole, number: int, end: JsonObject | None) -> None:
         super().__init__(whole)
         self._number, self._end = number, end
 
