@@ -11,7 +11,7 @@ registry, whichever of its schemas they have: `pip install 'headrace[registry]'`
 
 from headrace.connectors.formats.avro.avro_format import AvroFormat
 from headrace.connectors.formats.by_name import FORMAT_NAMES, create_format
-from headrace.connectors.formats.debezium import debezium_changes
+from headrace.connectors.formats.debezium import debezium_changes, debezium_envelope
 from headrace.connectors.formats.json_schema import JsonSchemaFormat
 from headrace.connectors.formats.json_values import JsonFormat
 from headrace.connectors.formats.plain import BytesFormat, StringFormat
@@ -27,5 +27,5 @@ __all__ = [
     "FORMAT_NAMES", "AvroFormat", "BadValue", "BytesFormat", "DecodedValues", "JsonFormat", "JsonSchemaFormat",
     "ProtobufFormat", "RegisteredAvroFormat", "RegisteredJsonFormat", "RegisteredProtobufFormat", "RegisteredSchema",
     "SchemaReference", "SchemaRegistry", "StringFormat", "SubjectStrategy", "ValueFormat", "create_format",
-    "debezium_changes", "subject_name",
+    "debezium_changes", "debezium_envelope", "subject_name",
 ]  # fmt: skip

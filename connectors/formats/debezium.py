@@ -1,7 +1,10 @@
-"""Debezium's envelope, decoded by a format, as rows that change a table."""
+"""Debezium's envelope as rows that change a table, and the reverse."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
@@ -10,6 +13,9 @@ from headrace.enumerator.errors import UsageError
 
 _PARTS = ("before", "after", "op")
 _OF_ROWS = ("c", "r", "u", "d")
+_CODES = {"snapshot": "r", "insert": "c", "update": "u", "delete": "d", "truncate": "t"}
+_ABOUT_CHANGES = ("_op", "_lsn", "_xid", "_committed_at", "_table", "_unchanged", "_before")
+_UNAVAILABLE = "__debezium_unavailable_value"
 
 
 def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -40,3 +46,79 @@ def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
             f"rows have fields that are named as other columns are: {', '.join(twice) or 'op'}; ask the source for fewer"
         )
     return pa.RecordBatch.from_pydict(columns | {name: rows.column(name) for name in others})
+
+
+def debezium_envelope(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
+    """Rows of one table of a `ChangesSource` as Debezium's envelope: `key`, a struct of these columns, and `value`.
+
+    `value` is a struct: before, after, op (r, c, u, d, t), ts_ms (of the commit), and source (connector, schema, table, txId,
+    lsn, ts_ms, snapshot). What the source's `metadata` leaves out is null; take `_committed_at`, `_table`, `_xid` and `_before`
+    for all of it. Without `_before`, a delete has the keys there, and an update nothing. A delete is followed by a record
+    without a value, for topics that are compacted. A text that the log leaves out (`_unchanged`) is
+    `__debezium_unavailable_value`. The formats of a `KafkaSink` encode both.
+
+    Raises UsageError for a batch without `_op` or one of the keys. A function of a `Pipeline`.
+    """
+    if missing := [name for name in ("_op", *keys) if name not in batch.schema.names]:
+        raise UsageError(f"Debezium's envelope needs the column {missing[0]!r}, and there are {', '.join(batch.schema.names)}")
+    about = {name: batch.column(name) for name in batch.schema.names if name in _ABOUT_CHANGES}
+    columns = {name: _with_unavailable(batch.column(name), name, about.get("_unchanged")) for name in _own(batch)}
+    op, is_delete = about["_op"], pc.equal(about["_op"], "delete")
+    truncated = pc.equal(op, "truncate")
+    key = _struct({name: columns[name] for name in keys}, truncated)
+    only_keys = {name: column if name in keys else pa.nulls(len(column), column.type) for name, column in columns.items()}
+    before = _struct(only_keys, pc.invert(is_delete))
+    if "_before" in about:
+        before = pc.if_else(pc.is_valid(about["_before"]), about["_before"].cast(before.type), before)
+    committed_ms = _or_null(about, "_committed_at", pa.timestamp("ms", "UTC")).cast(pa.int64())
+    value = _struct(
+        {
+            "before": before,
+            "after": _struct(columns, pc.or_(is_delete, truncated)),
+            "op": pa.array(_CODES.values(), pa.string()).take(pc.index_in(op, pa.array(_CODES, pa.string()))),
+            "ts_ms": committed_ms,
+            "source": _source(about, committed_ms),
+        },
+        None,
+    )
+    copies = np.repeat(np.arange(batch.num_rows), np.where(is_delete.to_numpy(zero_copy_only=False), 2, 1))
+    is_tombstone = np.append(False, copies[1:] == copies[:-1]) if len(copies) else np.zeros(0, bool)
+    places = pa.array(copies)
+    values = value.take(pc.if_else(pa.array(is_tombstone), pa.scalar(None, places.type), places))
+    return pa.RecordBatch.from_pydict({"key": key.take(places), "value": values})
+
+
+def _own(batch: pa.RecordBatch) -> list[str]:
+    return [name for name in batch.schema.names if name not in _ABOUT_CHANGES]
+
+
+def _struct(columns: dict[str, pa.Array], is_null: pa.BooleanArray | None) -> pa.StructArray:
+    return pa.StructArray.from_arrays([*columns.values()], [*columns], mask=is_null)
+
+
+def _or_null(about: dict[str, pa.Array], name: str, kind: pa.DataType) -> pa.Array:
+    return about[name].cast(kind, safe=False) if name in about else pa.nulls(len(about["_op"]), kind)
+
+
+def _source(about: dict[str, pa.Array], committed_ms: pa.Int64Array) -> pa.StructArray:
+    names = pc.split_pattern(_or_null(about, "_table", pa.string()), ".", max_splits=1)
+    count = len(committed_ms)
+    return _struct(
+        {
+            "connector": pa.array(["postgresql"] * count, pa.string()),
+            "schema": pc.list_element(names, 0) if count else pa.nulls(0, pa.string()),
+            "table": pc.list_element(names, 1) if count else pa.nulls(0, pa.string()),
+            "txId": _or_null(about, "_xid", pa.int64()),
+            "lsn": _or_null(about, "_lsn", pa.int64()),
+            "ts_ms": committed_ms,
+            "snapshot": pc.if_else(pc.equal(about["_op"], "snapshot"), "true", "false"),
+        },
+        None,
+    )
+
+
+def _with_unavailable(column: pa.Array, name: str, unchanged: pa.ListArray | None) -> pa.Array:
+    if unchanged is None or not pa.types.is_string(column.type):
+        return column
+    left_out = pa.array([name in (names or ()) for names in unchanged.to_pylist()], pa.bool_())
+    return pc.if_else(left_out, _UNAVAILABLE, column)

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from headrace.delta import DeltaSink
 from headrace.errors import UsageError
-from headrace.formats import JsonFormat, debezium_changes
+from headrace.formats import JsonFormat, debezium_changes, debezium_envelope
 from headrace.kafka import KafkaSource, Latest
 from headrace.run import Pipeline
 from headrace.sinks import Changes
@@ -67,3 +67,65 @@ def test_a_changelog_becomes_a_table_without_an_engine(tmp_path):
         source = KafkaSource(kafka.bootstrap, topics=["changes"], stop=Latest(), columns=columns, value=value)
         Pipeline(source, sink, debezium_changes).run(checkpoints=str(tmp_path / "checkpoints"), interval_s=0.2)
     assert DeltaTable(sink.uri).to_pyarrow_table().to_pylist() == [{"id": 1, "name": "c", "offset": 2}]
+
+
+CHANGES = pa.schema(
+    [
+        ("_op", pa.string()), ("_lsn", pa.int64()), ("_xid", pa.int64()), ("_committed_at", pa.timestamp("us", "UTC")),
+        ("_table", pa.string()), ("_unchanged", pa.list_(pa.string())), ("_before", ROW), *ROW,
+    ]
+)  # fmt: skip
+
+
+def changed(op, row=None, before=None, unchanged=()):
+    committed = None if op == "snapshot" else 1_700_000_000_123_456
+    return dict(
+        zip(CHANGES.names, (op, 9, 7, committed, "public.people", unchanged, before, *(row or (None, None))), strict=True)
+    )
+
+
+def test_changes_of_a_table_become_envelopes_and_a_delete_a_tombstone_too():
+    old = {"id": 1, "name": "a"}
+    rows = [
+        changed("snapshot", (1, "a")), changed("insert", (2, None)), changed("update", (1, "b"), old),
+        changed("delete", (2, None)), changed("delete", (1, None), old), changed("update", (3, None), None, ["name"]),
+        changed("truncate"),
+    ]  # fmt: skip
+    made = debezium_envelope(pa.RecordBatch.from_pylist(rows, CHANGES), ["id"]).to_pylist()
+    assert [row["key"] and row["key"]["id"] for row in made] == [1, 2, 1, 2, 2, 1, 1, 3, None]
+    assert [row["value"] and row["value"]["op"] for row in made] == ["r", "c", "u", "d", None, "d", None, "u", "t"]
+    values = [row["value"] for row in made if row["value"]]
+    keys = {"id": 2, "name": None}
+    assert [value["before"] for value in values] == [None, None, old, keys, old, None, None]
+    left_out = {"id": 3, "name": "__debezium_unavailable_value"}
+    assert [value["after"] for value in values] == [old, keys, {"id": 1, "name": "b"}, None, None, left_out, None]
+    origin = {"connector": "postgresql", "schema": "public", "table": "people", "txId": 7, "lsn": 9}
+    assert values[1]["source"] == {**origin, "ts_ms": 1_700_000_000_123, "snapshot": "false"}
+    assert values[0]["source"] == {**origin, "ts_ms": None, "snapshot": "true"}
+    assert values[1]["ts_ms"] == 1_700_000_000_123
+
+
+def test_envelopes_are_made_of_what_the_source_gives():
+    rows = pa.RecordBatch.from_pylist([{"_op": "insert", "id": 1}, {"_op": "delete", "id": 1}])
+    made = debezium_envelope(rows, ["id"])
+    assert [row["value"] and row["value"]["after"] for row in made.to_pylist()] == [{"id": 1}, None, None]
+    assert debezium_envelope(rows.slice(0, 0), ["id"]).schema == made.schema
+    for missing, columns in (("_op", ["id"]), ("key", ["_op", "id"])):
+        with pytest.raises(UsageError, match=f"needs the column '{missing}'"):
+            debezium_envelope(rows.select(columns), ["key"])
+
+
+def test_the_columns_about_changes_are_those_of_the_source():
+    from headrace.connectors.formats import debezium
+    from headrace.connectors.postgresql.rows import METADATA
+
+    assert debezium._ABOUT_CHANGES == METADATA
+
+
+def test_envelopes_that_a_format_has_encoded_are_changes_again():
+    rows = [changed("insert", (1, "a")), changed("update", (1, "b")), changed("delete", (1, None))]
+    value = debezium_envelope(pa.RecordBatch.from_pylist(rows, CHANGES), ["id"]).column("value")
+    encoded = JsonFormat(value.type).encode(value)
+    assert encoded.null_count == 1, "the tombstone"
+    found = debezium_changes(pa.RecordBatch.from_arrays([JsonFormat(ENVELOPE).decode(encoded).values], ["value"]))
+    assert [tuple(row.values()) for row in found.to_pylist()] == [(1, "a", "c"), (1, "b", "u"), (1, None, "d")]
