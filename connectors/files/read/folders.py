@@ -142,13 +142,13 @@ class _LocalFolder(Folder):
                     if error.errno in (errno.ENOENT, errno.ELOOP):  # removed just now, or a link to nothing
                         continue
                     raise
-                file = FoundFile(prefix + entry.name, status.st_size, status.st_mtime_ns or 1)  # 0 means that there is none
-                if hash(file) in skipped or is_hidden(entry.name):
+                file = (prefix + entry.name, status.st_size, status.st_mtime_ns or 1)  # 0 means that there is none
+                if hash(file) in skipped or is_hidden(entry.name):  # a plain tuple has the same hash, and is made sooner
                     continue
                 if stat.S_ISDIR(status.st_mode):
-                    (links if entry.is_symlink() else folders).append(file.path)
+                    (links if entry.is_symlink() else folders).append(file[0])
                 elif status.st_size and stat.S_ISREG(status.st_mode):
-                    found.append(file)
+                    found.append(FoundFile(*file))
 
     def find(self, path: str) -> FoundFile:
         with _translated(self._path(path), _of_the_system):
