@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from headrace.connectors.base.change_types import applied_changes, check_one_column
 from headrace.connectors.tables.rows import decoded, fitted, fitting_schema, row_numbers
 from headrace.enumerator.envelope import stored_text
 from headrace.enumerator.errors import UsageError
@@ -21,13 +22,6 @@ from headrace.enumerator.errors import UsageError
 _DELETED = "_headrace_deleted"
 _SEQUENCE = "_headrace_sequence_"
 _CHANGE, _ROW = "__headrace_change", "__headrace_row"
-
-_UPSERTS = ("c", "r", "u", "+I", "+U", "insert", "update", "upsert", "update_postimage", "snapshot", "false")
-_DELETES = ("d", "-D", "delete", "true")
-_FOLLOWED = ("-U",)
-"""What comes before the row that takes its place: nothing is to be done for it."""
-_BEFORE = ("update_preimage",)
-"""What was there before a change of Delta's feed, which may give the row another key: then the old one goes."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +81,9 @@ class Changes:
         Raises UsageError naming a column that is missing, and for a value that no change type has.
         """
         self._check_columns(batch.schema, where)
-        followed, deleted = self._deleted(batch, where)
-        if followed is None or not pc.any(followed, min_count=0).as_py():
-            return batch, deleted
-        kept = pc.invert(followed)
-        return batch.filter(kept), deleted.filter(kept)
+        if self.change_type is None:
+            return batch, pa.repeat(pa.scalar(value=False), batch.num_rows)
+        return applied_changes(batch, self.change_type, where)
 
     def staged(self, batch: pa.RecordBatch, deleted: pa.BooleanArray, schema: pa.Schema, where: str) -> pa.RecordBatch:
         """The rows that `applied` gave as a task stores them: columns of `table_columns`, what is deleted, and the sequence.
@@ -117,28 +109,7 @@ class Changes:
 
     def _check_columns(self, rows: pa.Schema, where: str) -> None:
         for name in (*self.keys, *self.sequence, *([self.change_type] if self.change_type else [])):
-            if rows.names.count(name) != 1:
-                raise UsageError(f"{where}: changes need the column {name!r}; the columns are {', '.join(rows.names)}")
-
-    def _deleted(self, batch: pa.RecordBatch, where: str) -> tuple[pa.BooleanArray | None, pa.BooleanArray]:
-        """For each row whether its new value follows, None if of none; and whether it is deleted, as `applied` says."""
-        if self.change_type is None:
-            return None, pa.repeat(pa.scalar(value=False), batch.num_rows)
-        kinds = batch.column(self.change_type)
-        if not types.is_boolean(kinds.type):
-            kinds = pc.cast(kinds, pa.string())
-            known = pc.is_in(kinds, pa.array([*_UPSERTS, *_DELETES, *_FOLLOWED, *_BEFORE]))
-            if not pc.all(known, min_count=0).as_py():
-                (found, *_) = kinds.filter(pc.invert(known)).to_pylist()
-                raise UsageError(
-                    f"{where}: column {self.change_type!r} says what becomes of a row by {', '.join((*_UPSERTS, *_DELETES))}, "
-                    f"and not by {found!r}"
-                )
-            followed, deletes = pc.is_in(kinds, pa.array([*_FOLLOWED])), pc.is_in(kinds, pa.array([*_DELETES]))
-            return followed, pc.if_else(pc.is_in(kinds, pa.array([*_BEFORE])), pa.scalar(None, pa.bool_()), deletes)
-        if kinds.null_count:
-            raise UsageError(f"{where}: column {self.change_type!r} says whether a row is deleted, and is null in one")
-        return None, kinds
+            check_one_column(rows, name, where)
 
     def stored(self) -> Mapping[str, Any]:
         """As JSON."""
