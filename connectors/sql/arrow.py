@@ -109,6 +109,11 @@ def normalised(array: pa.Array, field: Field) -> pa.Array:
     return array
 
 
+def normalised_columns(rows: pa.RecordBatch, fields: Sequence[Field]) -> list[pa.Array]:
+    """The columns of these fields, each `normalised`."""
+    return [normalised(rows.column(field.name), field) for field in fields]
+
+
 def _check_digits(array: pa.Array, field: Field) -> None:
     unit = 10 ** (_MICROSECOND_DIGITS - field.digits)
     microseconds = array.cast(pa.int64())

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from headrace.connectors.base.guard import AllOrNothing, check_values
 from headrace.connectors.base.sink import Transaction
-from headrace.connectors.sql.arrow import Field, normalised
+from headrace.connectors.sql.arrow import Field, normalised_columns
 from headrace.connectors.sql.errors import translated
 from headrace.connectors.sql.handles import SqlHandle
 from headrace.connectors.sql.table import Table, fields_of
@@ -46,8 +46,7 @@ class RowTransaction(Transaction[SqlHandle]):
         """Send the rows. Raises UsageError when they do not fit the table, or are not like the previous ones."""
         self._whole.check()
         if self._schema is None:
-            self._fields = fields_of(self._table, batch.schema)
-            self._check(batch.schema)
+            self._fields = self._fields_of(batch.schema)
             self._schema = batch.schema
         elif not batch.schema.equals(self._schema):
             raise UsageError(f"the rows for table {self._table.name!r} have changed from {self._schema} to {batch.schema}")
@@ -55,9 +54,8 @@ class RowTransaction(Transaction[SqlHandle]):
             check_values(batch, f"table {self._table.name!r}")
             for start in range(0, batch.num_rows, _CHUNK_ROWS):
                 chunk = batch.slice(start, _CHUNK_ROWS)
-                columns = [normalised(array, field) for array, field in zip(chunk.columns, self._fields, strict=True)]
                 with translated(self._engine, f"writing to table {self._table.name!r}"):
-                    self._put(self._fields, columns)
+                    self._send(chunk)
                 self._rows += chunk.num_rows
 
     def prepare(self) -> SqlHandle | None:
@@ -77,8 +75,13 @@ class RowTransaction(Transaction[SqlHandle]):
             self._is_open = False
             end_session(self._engine, self._connection)
 
-    def _check(self, schema: pa.Schema) -> None:
-        """Raise UsageError for rows that fit the table, but not this transaction."""
+    def _fields_of(self, schema: pa.Schema) -> tuple[Field, ...]:
+        """The columns that are written of such rows. Raises UsageError for rows that do not fit the table, or this sink."""
+        return fields_of(self._table, schema)
+
+    def _send(self, rows: pa.RecordBatch) -> None:
+        """Send some rows."""
+        self._put(self._fields, normalised_columns(rows, self._fields))
 
     @abstractmethod
     def _put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from sqlalchemy.engine import Connection, Engine
 
 from headrace.connectors.base.sink import CommitList, Committer, HandleSerializer, RecordedEpoch, TwoPhaseSink
+from headrace.connectors.sql.arrow import Field
 from headrace.connectors.sql.commits import CommitStore
 from headrace.connectors.sql.errors import translated
 from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer
@@ -74,16 +75,16 @@ class TableSink(TwoPhaseSink[SqlHandle]):
     def check_rows(self, schema: pa.Schema) -> None:
         """Connect, and raise UsageError unless rows of this schema could be written; every task finds out for itself, too."""
         with self._session(f"looking at {shown(self.url)}") as session:
-            fields_of(session.table, schema)
-            self._check_columns(session.table, schema)
+            self._fields_of(session.table, schema)
             end_session(session.engine, session.connection)
 
     @abstractmethod
     def _check_table(self, connection: Connection, table: Table) -> None:
         """Raise UsageError for a table, or a server, that this sink cannot write to."""
 
-    def _check_columns(self, table: Table, schema: pa.Schema) -> None:
-        """Raise UsageError for rows that fit the table, but not this sink."""
+    def _fields_of(self, table: Table, schema: pa.Schema) -> tuple[Field, ...]:
+        """The columns that are written of such rows. Raises UsageError for rows that do not fit the table, or this sink."""
+        return fields_of(table, schema)
 
     @contextmanager
     def _session(self, doing: str) -> Iterator[TableSession]:

@@ -1,7 +1,8 @@
-"""At least once, and the same table in the end: rows replace those of the same key. For databases without two-phase commit.
+"""At least once, and the same table in the end: rows replace those of their key, or delete them. Needs no two-phase commit.
 
 Each task's transaction commits by itself, so that readers see an epoch bit by bit, and a replayed epoch writes its rows again.
-The table ends up right if an epoch has at most one row for each key, or they are in the same task, where the last one wins.
+The table ends up right if an epoch has at most one row for each key, or they are in the same task, where the last one wins. A
+source whose splits are other rows when they are read again must also give all changes since they were read first.
 
 What a slow attempt of a dead driver would write is refused once its epoch is recorded: it cannot overwrite newer rows.
 """
@@ -13,18 +14,20 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from headrace.connectors.base.capabilities import EpochRecord
+from headrace.connectors.base.change_types import applied_changes, check_one_column
 from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import Attempt, Outcome
-from headrace.connectors.sql.arrow import Field, check_finite, python_rows, text_rows
+from headrace.connectors.sql.arrow import Field, check_finite, normalised_columns, python_rows, text_rows
 from headrace.connectors.sql.commits import COMMITS, create_tables
 from headrace.connectors.sql.handles import SqlHandle, list_key
 from headrace.connectors.sql.mysql import BulkInsert
 from headrace.connectors.sql.rows import RowTransaction
-from headrace.connectors.sql.table import Table
+from headrace.connectors.sql.table import Table, fields_of
 from headrace.connectors.sql.table_sink import StoredListCommitter, TableSink
 from headrace.connectors.sql.unique import check_key, check_other_keys
 from headrace.connectors.sql.url import Product, shown
@@ -33,18 +36,22 @@ from headrace.enumerator.errors import FencedError, UsageError
 
 @dataclass(frozen=True, repr=False)
 class UpsertSink(TableSink, EpochRecord):
-    """Inserts rows, or replaces those of the same key. Picklable; its repr hides the password.
+    """Inserts rows, or replaces or deletes those of the same key. Picklable; its repr hides the password.
 
     url: as SQLAlchemy has it, of PostgreSQL, MariaDB, MySQL or SQLite (`sqlite:////folder/file.db`).
     table: `table` or `schema.table`. Columns are matched by name; those that the rows do not have keep their values.
     key: the columns of a unique index of the table, of these columns and as a whole. No row has a null in them. MariaDB and
     MySQL match rows by every unique index: there is no other that rows give a part of.
+    change_type: a column that says what becomes of the row, and is not written: as that of `Changes`, without preimages. Of a
+    delete only the key counts. Changes of a key are applied in the order in which they come, if one task of an epoch has them.
+    None: every row is inserted, or replaces another.
     lock_timeout_s: how long to wait for a lock that another transaction holds, in seconds; 30 by default.
 
     Raises UsageError for an address or a table's name that cannot be used, without any I/O.
     """
 
     key: tuple[str, ...]
+    change_type: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,6 +61,8 @@ class UpsertSink(TableSink, EpochRecord):
         object.__setattr__(self, "key", tuple(self.key))
         if not self.key or not all(self.key) or len(set(self.key)) != len(self.key):
             raise UsageError(f"the key must name columns, each once; got {list(self.key)}")
+        if self.change_type in self.key:
+            raise UsageError(f"column {self.change_type!r} cannot be the change type and a part of the key too")
 
     @property
     def records_all_epochs(self) -> bool:
@@ -65,7 +74,7 @@ class UpsertSink(TableSink, EpochRecord):
         check_job(attempt.job)
         with self._session(f"beginning to write to {shown(self.url)}") as (engine, connection, table):
             create_tables(connection)
-            return UpsertTransaction(engine, connection, table, self.key, attempt)
+            return UpsertTransaction(engine, connection, table, self, attempt)
 
     def committer(self, job: str) -> UpsertCommitter:
         """The one that records this job's epochs; connects when it is first used. Close it."""
@@ -74,37 +83,72 @@ class UpsertSink(TableSink, EpochRecord):
     def _check_table(self, connection: Connection, table: Table) -> None:
         check_key(table.name, table.unique, self.key)
 
-    def _check_columns(self, table: Table, schema: pa.Schema) -> None:
-        _check_columns(table, self.key, schema)
+    def _fields_of(self, table: Table, schema: pa.Schema) -> tuple[Field, ...]:
+        return _fields_of(table, self, schema)
 
 
 class UpsertTransaction(RowTransaction):
     """A task's transaction; `prepare` commits it."""
 
-    def __init__(self, engine: Engine, connection: Connection, table: Table, key: tuple[str, ...], attempt: Attempt) -> None:
+    def __init__(self, engine: Engine, connection: Connection, table: Table, sink: UpsertSink, attempt: Attempt) -> None:
         super().__init__(engine, connection, table)
-        self._key = key
+        self._sink = sink
+        self._key_fields: tuple[Field, ...] = ()
         self._attempt = attempt
         self._bulk = BulkInsert(connection, table) if table.product is Product.MYSQL else None
 
-    def _check(self, schema: pa.Schema) -> None:
-        _check_columns(self._table, self._key, schema)
+    def _fields_of(self, schema: pa.Schema) -> tuple[Field, ...]:
+        fields = _fields_of(self._table, self._sink, schema)
+        self._key_fields = tuple(field for field in fields if field.name in self._sink.key)
+        return fields
+
+    def _send(self, rows: pa.RecordBatch) -> None:
+        """Deletes first, then the last row of each key: what is inserted behind a delete keeps nothing of the row before it."""
+        if self._sink.change_type is None:
+            super()._send(rows)
+            return
+        rows, deleted = applied_changes(_without_views(rows), self._sink.change_type, f"table {self._table.name!r}")
+        if deleted.null_count:
+            raise UsageError(
+                f"table {self._table.name!r}: column {self._sink.change_type!r} has a preimage, and no column says which row "
+                "takes its place: leave preimages out, or delete by rows of the old keys"
+            )
+        keys = normalised_columns(rows, self._key_fields)
+        self._delete([column.filter(deleted) for column in keys])
+        last = _last_of_each(keys)
+        there = rows.take(last.filter(pc.invert(deleted.take(last))))
+        if there.num_rows:
+            super()._send(there)
 
     def _put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
-        for field, column in zip(fields, columns, strict=True):
-            if field.name in self._key and column.null_count:
+        self._check_key([column for field, column in zip(fields, columns, strict=True) if field.name in self._sink.key])
+        if self._table.product is not Product.POSTGRESQL:
+            check_finite(columns, fields, "this database")
+        statement = _upsert(self._connection, self._table, self._sink.key, [field.name for field in fields])
+        if self._bulk is not None:
+            self._bulk.put(statement, fields, columns)
+        else:
+            self._execute(statement, fields, columns)
+
+    def _delete(self, keys: Sequence[pa.Array]) -> None:
+        self._check_key(keys)
+        if len(keys[0]):
+            statement = _delete(self._connection, self._table, [field.name for field in self._key_fields])
+            self._execute(statement, self._key_fields, keys)
+
+    def _execute(self, statement: str, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
+        """Run the statement for each row."""
+        rows = text_rows if self._table.product is Product.SQLITE else python_rows
+        self._connection.exec_driver_sql(statement, rows(columns, fields))
+
+    def _check_key(self, keys: Sequence[pa.Array]) -> None:
+        """Raise UsageError for a null in these columns, which are those of the key."""
+        for field, column in zip(self._key_fields, keys, strict=True):
+            if column.null_count:
                 raise UsageError(
                     f"table {self._table.name!r}: column {field.name!r} of the upsert's key must not be null, and a row has a "
                     "null there: no unique index finds it again, so it would be added with each retry"
                 )
-        if self._table.product is not Product.POSTGRESQL:
-            check_finite(columns, fields, "this database")
-        statement = _upsert(self._connection, self._table, self._key, [field.name for field in fields])
-        if self._bulk is not None:
-            self._bulk.put(statement, fields, columns)
-            return
-        rows = text_rows if self._table.product is Product.SQLITE else python_rows
-        self._connection.exec_driver_sql(statement, rows(columns, fields))
 
     def _pre_commit(self) -> None:
         # Holds the row until the commit, so that the epoch cannot be recorded in between.
@@ -116,19 +160,35 @@ class UpsertTransaction(RowTransaction):
         self._connection.commit()
 
 
-def _check_columns(table: Table, key: Sequence[str], schema: pa.Schema) -> None:
-    missing = sorted(set(key) - set(schema.names))
+def _fields_of(table: Table, sink: UpsertSink, schema: pa.Schema) -> tuple[Field, ...]:
+    if sink.change_type is not None:
+        check_one_column(schema, sink.change_type, f"table {table.name!r}")
+        schema = pa.schema([field for field in schema if field.name != sink.change_type])
+    fields = fields_of(table, schema)
+    missing = sorted(set(sink.key) - set(schema.names))
     if missing:
         raise UsageError(f"the rows for table {table.name!r} lack the columns {missing} of the key; they have {schema.names}")
-    if table.product is not Product.MYSQL:
-        return
-    check_other_keys(table.name, table.unique, key, table.columns, schema.names)
+    if table.product is Product.MYSQL:
+        check_other_keys(table.name, table.unique, sink.key, table.columns, schema.names)
+    return fields
+
+
+def _without_views(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Arrow takes no rows out of columns that are views."""
+    kinds = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    return rows.cast(pa.schema([field.with_type(kinds.get(field.type, field.type)) for field in rows.schema]))
+
+
+def _last_of_each(keys: Sequence[pa.Array]) -> pa.Int64Array:
+    """The number of the last row of each key, in their order."""
+    names = [str(number) for number in range(len(keys))]
+    numbered = pa.table([*keys, pa.array(range(len(keys[0])), pa.int64())], names=[*names, "row"])
+    return numbered.group_by(names, use_threads=False).aggregate([("row", "max")])["row_max"].combine_chunks().sort()
 
 
 def _upsert(connection: Connection, table: Table, key: Sequence[str], names: Sequence[str]) -> str:
     """A statement for one row."""
-    quote = connection.dialect.identifier_preparer.quote_identifier
-    sign = "?" if table.product is Product.SQLITE else "%s"
+    quote, sign = connection.dialect.identifier_preparer.quote_identifier, _sign(table)
     into = f"{table.sql} ({', '.join(map(quote, names))}) VALUES ({', '.join([sign] * len(names))})"
     others = [quote(name) for name in names if name not in key]
     if table.product is Product.MYSQL:
@@ -137,6 +197,18 @@ def _upsert(connection: Connection, table: Table, key: Sequence[str], names: Seq
     changes = ", ".join(f"{name} = excluded.{name}" for name in others)
     action = f"DO UPDATE SET {changes}" if changes else "DO NOTHING"
     return f"INSERT INTO {into} ON CONFLICT ({', '.join(map(quote, key))}) {action}"
+
+
+def _delete(connection: Connection, table: Table, key: Sequence[str]) -> str:
+    """A statement for the row of one key."""
+    quote, sign = connection.dialect.identifier_preparer.quote_identifier, _sign(table)
+    found = " AND ".join(f"{quote(name)} = {sign}" for name in key)
+    return f"DELETE FROM {table.sql} WHERE {found}"  # noqa: S608 - names are quoted
+
+
+def _sign(table: Table) -> str:
+    """What is in the place of a value."""
+    return "?" if table.product is Product.SQLITE else "%s"
 
 
 class UpsertCommitter(StoredListCommitter):

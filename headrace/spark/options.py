@@ -241,6 +241,14 @@ REPEATED_WRITE: tuple[Option, ...] = (
     ),
 )
 
+CHANGE_TYPE = Option(
+    "changeTypeColumn",
+    text,
+    "a column, which is not written, that says what becomes of the row: `c`, `r`, `u`, `d` as in Debezium, `+I`, `-U`, "
+    "`+U`, `-D` as in Flink, `insert`, `update_postimage`, `delete` as in Delta, or a boolean, true for a delete; "
+    "needs upsertKeys",
+)
+
 
 def sink_write(sink: SinkT, given: Mapping[str, Any]) -> SinkWrite[SinkT]:
     """The sink, and what `REPEATED_WRITE` reports about the write. Raises UsageError naming the option that is missing."""

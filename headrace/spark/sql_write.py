@@ -17,7 +17,17 @@ from headrace.connectors.sql.table_sink import TableSink
 from headrace.connectors.sql.upsert import UpsertSink
 from headrace.connectors.sql.url import malformed
 from headrace.enumerator.errors import UsageError
-from headrace.spark.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, choice, sink_write, text, verbatim
+from headrace.spark.options import (
+    CHANGE_TYPE,
+    REPEATED_WRITE,
+    Option,
+    OptionTable,
+    SinkWrite,
+    choice,
+    sink_write,
+    text,
+    verbatim,
+)
 
 _JDBC = "jdbc:"
 _JDBC_LOGIN = ("user", "password")
@@ -55,6 +65,7 @@ OPTIONS = OptionTable(
         Option("password", verbatim, "password, unless the url has it"),
         Option("delivery", choice(SqlDelivery), "`exactly-once` (default), or `upsert`, which needs no two-phase commit"),
         Option("upsertKeys", _names, "with `upsert`: columns of a unique key of the table, separated by commas"),
+        CHANGE_TYPE,
         Option("lockTimeout", _seconds, "seconds to wait for a lock that another transaction holds (default 30)"),
         *REPEATED_WRITE,
     ),
@@ -73,9 +84,10 @@ def _sink(given: Mapping[str, Any]) -> TableSink:
     if given.get("delivery") is SqlDelivery.UPSERT:
         if "upsertKeys" not in given:
             raise UsageError("delivery 'upsert' needs the option 'upsertKeys': the columns of a unique key of the table")
-        return UpsertSink(url, table, given["upsertKeys"], lock_timeout_s=timeout)
-    if "upsertKeys" in given:
-        raise UsageError("option 'upsertKeys' is for delivery 'upsert': set that option too, or leave this one out")
+        return UpsertSink(url, table, given["upsertKeys"], given.get("changeTypeColumn"), lock_timeout_s=timeout)
+    for name in ("upsertKeys", "changeTypeColumn"):
+        if name in given:
+            raise UsageError(f"option '{name}' is for delivery 'upsert': set that option too, or leave this one out")
     return SqlSink(url, table, lock_timeout_s=timeout)
 
 

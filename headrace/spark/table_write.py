@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 from headrace.connectors.tables.changes import Changes
 from headrace.enumerator.errors import UsageError
 from headrace.spark.options import (
+    CHANGE_TYPE,
     REPEATED_WRITE,
     Option,
     OptionTable,
@@ -60,13 +61,7 @@ def _options(place: Option, store: Option, partitions: str, compression: str) ->
             "columns that say which change of a key is the later one within a batch (default `offset`, if the frame has it); "
             "needs upsertKeys",
         ),
-        Option(
-            "changeTypeColumn",
-            text,
-            "a column, which is not written, that says what becomes of the row: `c`, `r`, `u`, `d` as in Debezium, `+I`, `-U`, "
-            "`+U`, `-D` as in Flink, `insert`, `update_postimage`, `delete` as in Delta, or a boolean, true for a delete; "
-            "needs upsertKeys",
-        ),
+        CHANGE_TYPE,
         Option(
             "targetFileSize",
             integer(1),

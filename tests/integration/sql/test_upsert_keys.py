@@ -1,11 +1,14 @@
-"""An upsert replaces rows of its key, and no others: what does not identify rows by exactly its key is refused."""
+"""An upsert replaces or deletes rows of its key, and no others: what does not identify rows by exactly its key is refused."""
 
+import random
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from headrace.connectors.base.sink import Attempt
+from headrace.connectors.sql import rows as sending
 from headrace.connectors.sql.upsert import UpsertSink
 from headrace.enumerator.errors import UsageError
 from tests.helpers.sql_rig import SqlRig
@@ -109,3 +112,128 @@ def test_a_row_with_a_null_in_the_key_is_refused(any_rig):
     assert any_rig.rows() == []
     written(any_rig, ("region", "item"), {"region": ["eu"], "item": ["pen"], "total": pa.array([None], pa.int64())})
     assert any_rig.rows() == [("eu", "pen", None)]
+
+
+# --- changes with deletes ----------------------------------------------------------------------------------------------
+Change = tuple[int | None, str | None, str | None]
+CHANGES = pa.schema([("id", pa.int64()), ("name", pa.string()), ("op", pa.string())])
+
+
+def changed(rig: SqlRig, *batches: list[Change], attempt: int = 0) -> None:
+    """All in one task."""
+    with UpsertSink(rig.url, rig.table, ("id",), "op").begin(Attempt("q", 0, 0, attempt)) as transaction:
+        for rows in batches:
+            columns = dict(zip(CHANGES.names, map(list, zip(*rows, strict=True)), strict=True))
+            transaction.write(pa.RecordBatch.from_pydict(columns, CHANGES))
+        transaction.prepare()
+
+
+def test_the_last_change_of_a_key_counts_within_a_batch_and_across_batches(any_rig):
+    any_rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20) NOT NULL, other INT DEFAULT 7")
+    any_rig.execute(f"INSERT INTO {any_rig.table} VALUES (1, 'old', 1), (2, 'old', 1), (9, 'old', 1)")
+    changed(
+        any_rig,
+        [(1, None, "d"), (1, "a", "c"), (1, "b", "u"), (2, "a", "u"), (3, "a", "insert"), (3, None, "delete"), (3, "b", "r")],
+        [(4, "a", "snapshot"), (4, None, "delete"), (5, None, "delete"), (6, "a", "-U"), (6, "b", "+U"), (7, "a", "c")],
+        [(7, None, "-D"), (8, None, "-D"), (8, "a", "+I")],
+        [(8, None, "-D")],
+    )
+    assert any_rig.rows() == [(1, "b", 7), (2, "a", 1), (3, "b", 7), (6, "b", 7), (9, "old", 1)]
+
+
+def test_changes_in_any_cut_make_the_table_that_they_make_one_by_one(any_rig, monkeypatch):
+    """A replay, too: after it the table is the same."""
+    monkeypatch.setattr(sending, "_CHUNK_ROWS", 7)
+    any_rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20) NOT NULL")
+    moves, wanted, batches = random.Random(11), dict[int, str](), list[list[Change]]()
+    for number in range(300):
+        key, is_deleted = moves.randrange(12), moves.random() < 0.4
+        if number % 20 == 0:
+            batches.append([])
+        batches[-1].append((key, None, "delete") if is_deleted else (key, f"n{number}", "update"))
+        wanted.pop(key, None) if is_deleted else wanted.update({key: f"n{number}"})
+    for attempt in range(2):
+        changed(any_rig, *batches, attempt=attempt)
+        assert dict(any_rig.rows()) == wanted
+
+
+@pytest.mark.parametrize("any_rig", ["postgresql", "sqlite"], indirect=True)  # MariaDB and MySQL match rows by other keys
+def test_a_row_that_gets_another_key_keeps_what_else_is_unique(any_rig):
+    any_rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20) UNIQUE")
+    changed(any_rig, [(1, "ann", "c")], [(1, None, "d"), (2, "ann", "c")])
+    assert any_rig.rows() == [(2, "ann")]
+
+
+KEYS: dict[str, tuple[pa.Array, str]] = {
+    "text": (pa.array(["a%s 'b", "é "]), "VARCHAR(20)"),
+    "view": (pa.array(["a", "b"], pa.string_view()), "VARCHAR(20)"),
+    "dictionary": (pa.array(["a", "b"]).dictionary_encode(), "VARCHAR(20)"),
+    "date": (pa.array([0, 1], pa.date32()), "DATE"),
+    "time": (pa.array([0, 1], pa.time64("us")), "TIME{6}"),
+    "instant": (pa.array([0, 1], pa.timestamp("us", "Europe/Berlin")), "{INSTANT}"),
+    "boolean": (pa.array([True, False]), "BOOLEAN"),
+    "float": (pa.array([0.1, 5e-324]), "DOUBLE PRECISION"),
+    "single": (pa.array([0.1, 1e-30], pa.float32()), "REAL"),
+    "decimal": (pa.array([Decimal("0.10"), Decimal(11)], pa.decimal128(20, 2)), "NUMERIC(20, 2)"),
+    "bytes": (pa.array([b"\x00\xff%s", b""]), "{BYTES}"),
+    "uuid": (pa.array(["00000000-0000-0000-0000-00000000000a", "00000000-0000-0000-0000-00000000000B"]), "{UUID}"),
+}
+OTHERS = {
+    "{6}": {"postgresql": "", "mariadb": "(6)", "sqlite": ""},
+    "{INSTANT}": {"postgresql": "TIMESTAMPTZ", "mariadb": "DATETIME(6)", "sqlite": "TIMESTAMP"},
+    "{BYTES}": {"postgresql": "BYTEA", "mariadb": "VARBINARY(9)", "sqlite": "BLOB"},
+    "{UUID}": {"postgresql": "UUID", "mariadb": "UUID", "sqlite": "CHAR(36)"},
+}
+"""Types by the product."""
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_delete_finds_its_row_by_a_key_of_each_type(any_rig, name):
+    values, declared = KEYS[name]
+    if any_rig.is_sqlite and name == "decimal":
+        pytest.skip("SQLite has no decimals")
+    product = "postgresql" if any_rig.is_postgresql else "sqlite" if any_rig.is_sqlite else "mariadb"
+    for place, types in OTHERS.items():
+        declared = declared.replace(place, types[product])
+    any_rig.create(f"k {declared} NOT NULL, part INT NOT NULL, UNIQUE (k, part)")
+    rows = pa.record_batch({"part": [1, 1], "gone": [False, False], "k": values})
+    deletes = pa.record_batch({"part": [1, 2], "gone": [True, True], "k": values})
+    with UpsertSink(any_rig.url, any_rig.table, ("k", "part"), "gone").begin(Attempt("q", 0, 0, 0)) as transaction:
+        transaction.write(rows)
+        transaction.write(deletes)  # of the second value no row has this part
+        transaction.prepare()
+    assert len(any_rig.rows()) == 1
+    with UpsertSink(any_rig.url, any_rig.table, ("k", "part"), "gone").begin(Attempt("q", 1, 0, 0)) as transaction:
+        transaction.write(deletes.set_column(0, "part", pa.array([1, 1])))
+        transaction.prepare()
+    assert any_rig.rows() == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([(1, "a", "c"), (2, "b", None)], "column 'op' says what becomes of a row by c, .*, and not by None"),
+        ([(1, "a", "truncate")], "and not by 'truncate'"),
+        ([(1, "a", "update_preimage")], "column 'op' has a preimage, and no column says which row takes its place"),
+        ([(1, "a", "c"), (None, None, "d")], "column 'id' of the upsert's key must not be null"),
+    ],
+)
+def test_a_change_that_does_not_say_what_it_is_or_of_which_row_is_refused(any_rig, rows, said):
+    any_rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20), op VARCHAR(9) DEFAULT 'kept'")
+    with pytest.raises(UsageError, match=f"table '{any_rig.table}'.*{said}"):
+        changed(any_rig, rows)
+    assert any_rig.rows() == []
+
+
+def test_the_change_column_is_needed_and_not_written(any_rig):
+    any_rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20), op VARCHAR(9) DEFAULT 'kept'")
+    sink = UpsertSink(any_rig.url, any_rig.table, ("id",), "op")
+    with pytest.raises(UsageError, match="changes need the column 'op'; the columns are id, name"):
+        sink.check_rows(CHANGES.remove(2))
+    sink.check_rows(CHANGES)
+    with pytest.raises(UsageError, match=r"column '_lsn' \(int64\) is not in the table"):
+        sink.check_rows(CHANGES.append(pa.field("_lsn", pa.int64())))
+    changed(any_rig, [(1, "a", "c")])
+    assert any_rig.rows() == [(1, "a", "kept")]
+    with pytest.raises(UsageError, match="'id' cannot be the change type and a part of the key too"):
+        UpsertSink(any_rig.url, any_rig.table, ("id",), "id")

@@ -128,6 +128,8 @@ class TestSql:
 
     def test_upserts(self):
         assert sql_sink(delivery="upsert", upsertKeys="region, id") == UpsertSink(URL, "orders", ("region", "id"))
+        changes = {"delivery": "upsert", "upsertKeys": "id", "changeTypeColumn": "op"}
+        assert sql_sink(**changes) == UpsertSink(URL, "orders", ("id",), "op")
 
     @pytest.mark.parametrize("kind", ["postgresql", "mysql", "mariadb"])
     def test_a_jdbc_address_means_the_same(self, kind):
@@ -173,6 +175,7 @@ class TestSql:
             ({"delivery": "at-least-once", "password": SECRET}, "must be exactly-once or upsert, not 'at-least-once'"),
             ({"delivery": "upsert"}, "needs the option 'upsertKeys'"),
             ({"upsertKeys": "id"}, "'upsertKeys' is for delivery 'upsert'"),
+            ({"changeTypeColumn": "op"}, "'changeTypeColumn' is for delivery 'upsert'"),
             ({"delivery": "upsert", "upsertKeys": "id,,x"}, "name columns"),
             ({"lockTimeout": "soon"}, "a number of seconds, not 'soon'"),
             ({"lockTimeout": "inf"}, "above 0, and finite"),
