@@ -277,6 +277,12 @@ class Source(ABC, Generic[SplitT]):
     def create_reader(self) -> SourceReader[SplitT]:
         """A reader for one reader process."""
 
+    def check_at_least_once(self) -> None:
+        """A sink keeps what failed attempts have written. Raise UsageError if what is read again may never make up for that.
+
+        Does no I/O. Default: it does.
+        """
+
     def selects(self, split: SplitT) -> bool:
         """Whether this source reads such a split, be it there or not. Asked of splits that come from a checkpoint.
 

@@ -49,6 +49,8 @@ class PipelineSpec:
                 "a pipeline with several sinks needs a transform, which says what goes where: it gives pairs of an output's "
                 f"name and a batch, or a dict of them; {known_outputs(outputs.names)}"
             )
+        if not outputs.is_exactly_once:
+            self.source.check_at_least_once()
 
     def load(self) -> PipelineSpec:
         """Itself: called in the processes of a run."""

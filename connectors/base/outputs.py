@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 import pyarrow as pa
 
-from headrace.connectors.base.capabilities import SingleCommit
+from headrace.connectors.base.capabilities import SingleCommit, records_all_epochs
 from headrace.connectors.base.immediate import ImmediateSink
 from headrace.connectors.base.sink import HandleSerializer, TwoPhaseSink
 from headrace.enumerator.envelope import readable_version
@@ -123,6 +123,11 @@ class Outputs:
     def _rank(self, name: str) -> tuple[bool, bool, str]:
         sink = self.sinks[name]
         return isinstance(sink, ImmediateSink), not isinstance(sink, SingleCommit), name
+
+    @property
+    def is_exactly_once(self) -> bool:
+        """Whether no sink keeps what failed attempts have written."""
+        return not any(isinstance(sink, ImmediateSink) or records_all_epochs(sink) for sink in self.sinks.values())
 
     @property
     def handles(self) -> HandleSerializer[Any]:

@@ -30,6 +30,7 @@ from headrace.enumerator.errors import StateError, UsageError
 from headrace.enumerator.source import Boundedness, JsonObject, Source, SourceReader, SplitBatch, StagedSource
 
 Snapshot = Literal["initial", "never", "only"]
+Seam = Literal["exact", "overlapping"]
 
 
 class ChangesSource(StagedSource[ChangesSplit]):
@@ -41,6 +42,8 @@ class ChangesSource(StagedSource[ChangesSplit]):
     - `slot`: the name of the logical slot, which starts with `headrace_`. It is made at the first start, and is this job's own:
       it keeps the log until a checkpoint has read it. Drop it when the job is gone (`headrace postgresql slots`).
     - `snapshot`: `initial` reads the tables' rows first, `only` nothing else, `never` changes alone, from the first start.
+    - `seam`: `exact` (default) leaves out the changes that the snapshot's rows have. `overlapping` gives them, too, for a sink
+      that writes at least once, by key: a failed attempt may have written a row that is gone when its chunk is read again.
     - `chunk_rows`: rows of the snapshot that are read, and held in memory, at a time (default 50,000).
 
     - `metadata`: columns about the change, ahead of the table's. `_op`: snapshot, insert, update, delete or truncate. `_lsn`
@@ -71,6 +74,7 @@ class ChangesSource(StagedSource[ChangesSplit]):
         publication: str,
         slot: str,
         snapshot: Snapshot = "initial",
+        seam: Seam = "exact",
         chunk_rows: int = 50_000,
         metadata: Sequence[str] | None = None,
         out_of_range: OutOfRange = "error",
@@ -80,6 +84,8 @@ class ChangesSource(StagedSource[ChangesSplit]):
         shown(url)
         if snapshot not in ("initial", "never", "only"):
             raise UsageError(f"snapshot is 'initial', 'never' or 'only', not {snapshot!r}")
+        if seam not in ("exact", "overlapping"):
+            raise UsageError(f"seam is 'exact' or 'overlapping', not {seam!r}")
         if out_of_range not in ("error", "null"):
             raise UsageError(f"out_of_range is 'error' or 'null', not {out_of_range!r}")
         for what, number in (("chunk_rows", chunk_rows), ("max_transaction_bytes", max_transaction_bytes)):
@@ -92,6 +98,7 @@ class ChangesSource(StagedSource[ChangesSplit]):
             raise UsageError(f"tables is a list of names, and not {tables!r}")
         self.tables: tuple[catalog.TablePattern, ...] = tuple(map(catalog.TablePattern.parse, tables))
         self.snapshot: Snapshot = snapshot
+        self.seam: Seam = seam
         self.out_of_range: OutOfRange = out_of_range
         self.chunk_rows: int = chunk_rows
         self.max_transaction_bytes: int = max_transaction_bytes
@@ -144,6 +151,14 @@ class ChangesSource(StagedSource[ChangesSplit]):
     def repeatable(self) -> bool:
         """Whether it is the log alone: a chunk has the rows as they are when it is read."""
         return self.snapshot == "never"
+
+    def check_at_least_once(self) -> None:
+        """A row may be deleted after a failed attempt has written it, and before its chunk is read again."""
+        if self.snapshot == "initial" and self.seam == "exact":
+            raise UsageError(
+                "a sink that writes at least once would keep rows that were deleted before a chunk of the snapshot was read "
+                f"again: give {type(self).__name__} seam='overlapping', or write with a sink that commits in two phases"
+            )
 
     @property
     def split_serializer(self) -> ChangesSplitSerializer:
@@ -218,7 +233,8 @@ class ChangesReader(SourceReader[ChangesSplit]):
             else:
                 source = self._source
                 place = source.url, source.slot, source.publication
-                self._log = LogReader(*place, self._rows, split, source.max_transaction_bytes)
+                wanted = replace(split, seam=None) if source.seam == "overlapping" else split
+                self._log = LogReader(*place, self._rows, wanted, source.max_transaction_bytes)
 
     def poll(self, timeout: float) -> SplitBatch[ChangesSplit] | None:
         """A whole chunk, or transactions of the log."""

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from headrace.connectors.postgresql.replication import LogConnection
+from headrace.connectors.postgresql.source import Seam
 from headrace.enumerator import EmbeddedRun
 from headrace.errors import DataLossError, UsageError
 from headrace.postgresql import ChangesSource, table_rows
@@ -165,6 +166,39 @@ def test_a_restore_continues_where_the_checkpoint_was(url: str) -> None:
                     copy.rows = kept
     with EmbeddedRun(source_of(url, chunk_rows=100), clock=time.monotonic, checkpoint=state) as run:
         read_until(run, copy, url)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seam", ["exact", "overlapping"])
+def test_what_a_failed_attempt_has_written_is_changed_again_behind_an_overlapping_seam(url: str, seam: Seam) -> None:
+    """Rows that are gone when their chunk is read again: a sink that writes at least once has them for good otherwise."""
+    rows: dict[tuple[int, str], Any] = {}
+
+    def written(run: EmbeddedRun[Any]) -> None:
+        batch = run.poll(0.2)
+        for row in [] if batch is None else batch.records.to_pylist():
+            key = row["id"], row["part"]
+            rows.pop(key, None) if row["_op"] == "delete" else rows.update({key: row["value"]})
+
+    source = source_of(url, chunk_rows=1000, seam=seam)
+    with EmbeddedRun(source, clock=time.monotonic) as run:
+        state = run.checkpoint()
+        while len(rows) < 3000:
+            written(run)
+    psql(
+        url,
+        "DELETE FROM public.orders WHERE id < 10",
+        "UPDATE public.orders SET id = id + 10000 WHERE id < 20",
+        "UPDATE public.orders SET value = 'new' WHERE id < 30",
+    )
+    with EmbeddedRun(source, clock=time.monotonic, checkpoint=state) as run:
+        while run.coordinator.enumerator.stage.source == "snapshot":
+            written(run)
+        psql(url, "INSERT INTO public.orders VALUES (5000, 'p0', 'last')")
+        while (5000, "p0") not in rows:
+            written(run)
+    assert len(rows.keys() - table_of(url).keys()) == (0 if seam == "overlapping" else 20)
+    assert {key: rows[key] for key in table_of(url)} == table_of(url)
 
 
 @pytest.mark.timeout(120)

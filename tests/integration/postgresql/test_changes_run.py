@@ -1,4 +1,4 @@
-"""The lines of the guide against a real server: a table is copied into Delta while it is written, and the job killed."""
+"""The lines of the guide against a real server: a table is copied while it is written, and the job killed."""
 
 import os
 import re
@@ -57,7 +57,34 @@ def spark_job_of_the_guide(url: str, folder: Path) -> Path:
     return job
 
 
-def copied(table: Path) -> dict[int, str]:
+def copy_job_of_the_guide(url: str, folder: Path) -> Path:
+    """As `job_of_the_guide`, into a database, which is made."""
+    psql(url, "CREATE DATABASE copy")
+    psql(copy_of(url), "CREATE TABLE public.orders (id bigint PRIMARY KEY, value text NOT NULL)")
+    names = {
+        "postgresql://app@db/shop": url,
+        'slot="headrace_copy"': 'slot="headrace_copy", chunk_rows=100',
+        "mysql://app@other/shop": copy_of(url),
+        "/var/lib/headrace/copy": str(folder / "checkpoints"),
+        "workers=2": "workers=2, interval_s=0.3",
+    }
+    job = folder / "copy.py"
+    job.write_text(lines_of_the_guide("copy.py", names))
+    return job
+
+
+def copy_of(url: str) -> str:
+    return f"{url.rpartition('/')[0]}/copy"
+
+
+JOBS = {"run": job_of_the_guide, "spark": spark_job_of_the_guide, "copy": copy_job_of_the_guide}
+
+
+def in_database(url: str) -> dict[int, str]:
+    return dict(psql(url, "SELECT id, value FROM public.orders"))
+
+
+def in_delta(table: Path) -> dict[int, str]:
     """What readers of the Delta table see."""
     if not deltalake.DeltaTable.is_deltatable(str(table)):
         return {}
@@ -80,24 +107,24 @@ def kill(run: subprocess.Popen[bytes]) -> None:
     assert run.wait() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("engine", ["run", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.mark.parametrize("engine", ["run", pytest.param("spark", marks=pytest.mark.spark), "copy"])
 def test_a_table_is_copied_through_kills_in_the_snapshot_and_in_the_log(
     server: Database, tmp_path: Path, engine: str, request: pytest.FixtureRequest
 ) -> None:
     request.addfinalizer(partial(forget, server))
     psql(
         server.url,
-        "CREATE TABLE public.orders (id bigint PRIMARY KEY, value text)",
+        "CREATE TABLE public.orders (id bigint PRIMARY KEY, value text NOT NULL)",
         f"INSERT INTO public.orders SELECT n, 'old' FROM generate_series(1, {ROWS}) AS n",
         "CREATE PUBLICATION orders FOR TABLE public.orders",
     )
-    log, table = tmp_path / "log", tmp_path / "table"
-    job = (job_of_the_guide if engine == "run" else spark_job_of_the_guide)(server.url, tmp_path)
+    log, job = tmp_path / "log", JOBS[engine](server.url, tmp_path)
+    copied = partial(in_database, copy_of(server.url)) if engine == "copy" else partial(in_delta, tmp_path / "table")
 
     def has(wanted: Callable[[dict[int, str]], bool]) -> Callable[[], None]:
         def check() -> None:
             assert run.poll() is None, log.read_text()
-            if not wanted(copied(table)):
+            if not wanted(copied()):
                 raise RetriableError(log.read_text()[-3000:])
 
         return check
@@ -107,24 +134,24 @@ def test_a_table_is_copied_through_kills_in_the_snapshot_and_in_the_log(
         wait_until(has(lambda rows: len(rows) > 0), "the first chunks", TIMEOUT_S)
         psql(server.url, "UPDATE public.orders SET value = 'new' WHERE id % 7 = 0")
         psql(server.url, "DELETE FROM public.orders WHERE id % 11 = 0")
-        assert len(copied(table)) < ROWS * 10 // 11, "it is past the snapshot already"
+        assert len(copied()) < ROWS * 10 // 11, "it is past the snapshot already"
         kill(run)
         run = started(job, log)
         psql(server.url, "UPDATE public.orders SET id = -id WHERE id % 13 = 0")
         wait_until(has(lambda rows: any(key < 0 for key in rows)), "the log", TIMEOUT_S)
         ((in_the_log,),) = psql(server.url, "SELECT pg_current_wal_lsn()::text")
         psql(server.url, "INSERT INTO public.orders SELECT n, 'more' FROM generate_series(5001, 7000) AS n")
-        if engine == "run":
+        if engine != "spark":
             kill_a_worker(run)
         else:
             kill(run)
             run = started(job, log)
         psql(server.url, "DELETE FROM public.orders WHERE id % 17 = 0")
-        wanted = dict(psql(server.url, "SELECT id, value FROM public.orders"))
+        wanted = in_database(server.url)
         wait_until(has(lambda rows: rows == wanted), "all changes", TIMEOUT_S)
         place = f"SELECT confirmed_flush_lsn >= '{in_the_log}'::pg_lsn FROM pg_replication_slots"
         wait_until(lambda: moved(psql(server.url, place)), "the slot", TIMEOUT_S)
-        if engine == "run":
+        if engine != "spark":
             run.send_signal(signal.SIGTERM)
             assert run.wait(TIMEOUT_S) == 0, log.read_text()
     finally:
@@ -143,4 +170,4 @@ def forget(server: Database) -> None:
     used = "SELECT count(*) = 0 FROM pg_replication_slots WHERE active"
     wait_until(lambda: moved(psql(server.url, used)), "the end of its connections", TIMEOUT_S)
     psql(server.url, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
-    psql(server.url, "DROP PUBLICATION orders", "DROP TABLE public.orders")
+    psql(server.url, "DROP PUBLICATION orders", "DROP TABLE public.orders", "DROP DATABASE IF EXISTS copy")

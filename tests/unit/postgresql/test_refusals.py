@@ -6,11 +6,14 @@ import pytest
 
 pytest.importorskip("psycopg", reason="needs headrace[sql]")
 
+from headrace import Pipeline
 from headrace.enumerator.errors import UsageError
 from headrace.postgresql import ChangesSource
 from headrace.runners.beam.read import ReadFromSource
+from headrace.sinks import FunctionSink
 from headrace.sources import Hybrid
 from headrace.spark import read_source
+from headrace.sql import SqlSink, UpsertSink
 from headrace.testing import MemoryLog, MemorySource
 
 URL = "postgresql://reader:not-a-secret@localhost/shop"
@@ -29,6 +32,7 @@ def source_of(**options: Any) -> ChangesSource:
         ({"tables": ["a.b.c"]}, "'a.b.c' does not name a table"),
         ({"slot": "orders"}, "'orders' cannot be our slot: the name must start with headrace_"),
         ({"snapshot": "all"}, "snapshot is 'initial', 'never' or 'only', not 'all'"),
+        ({"seam": "none"}, "seam is 'exact' or 'overlapping', not 'none'"),
         ({"chunk_rows": 0}, "chunk_rows must be a whole number from 1, not 0"),
         ({"max_transaction_bytes": True}, "max_transaction_bytes must be a whole number from 1, not True"),
         ({"out_of_range": "skip"}, "out_of_range is 'error' or 'null', not 'skip'"),
@@ -54,3 +58,12 @@ def test_where_readers_report_to_no_discovery_it_is_refused(where: str, read: An
     said = f"source 'postgresql-changes' cannot be read by {where} yet: read it by `headrace run`, in one process"
     with pytest.raises(UsageError, match=said):
         read(source_of())
+
+
+@pytest.mark.parametrize("sink", [FunctionSink(print), UpsertSink("sqlite:///copy.db", "orders", ("id",), "_op")])
+def test_a_sink_that_keeps_what_failed_attempts_have_written_needs_all_changes_again(sink: Any) -> None:
+    with pytest.raises(UsageError, match=r"keep rows that were deleted before .*: give ChangesSource seam='overlapping'"):
+        Pipeline(source_of(), sink)
+    Pipeline(source_of(seam="overlapping"), sink)
+    Pipeline(source_of(snapshot="never"), sink)
+    Pipeline(source_of(), SqlSink(URL, "orders"))
