@@ -77,6 +77,9 @@ class TestBatch:
         write(spark.createDataFrame(ROWS, "id BIGINT, name STRING"), options)
         write(spark.createDataFrame([(2, "two")], "id BIGINT, name STRING"), options)
         assert any_rig.rows() == [(1, "one"), (2, "two")]
+        changes = spark.createDataFrame([(1, None, "d"), (3, "three", "c")], "id BIGINT, name STRING, op STRING")
+        write(changes, {**options, "changeTypeColumn": "op"})
+        assert any_rig.rows() == [(2, "two"), (3, "three")]
 
     def test_nothing_is_seen_when_a_task_fails(self, spark, any_rig):
         any_rig.create()

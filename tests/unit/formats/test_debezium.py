@@ -14,8 +14,10 @@ from headrace.formats import JsonFormat, debezium_changes, debezium_envelope
 from headrace.kafka import KafkaSource, Latest
 from headrace.run import Pipeline
 from headrace.sinks import Changes
+from headrace.sql import UpsertSink
 from headrace.testing import FakeKafka
 from headrace.testing.fake_kafka.kafka import NewRecord
+from tests.helpers.sql_rig import SqlRig
 
 ROW = pa.struct([("id", pa.int64()), ("name", pa.string())])
 ENVELOPE = pa.struct([("before", ROW), ("after", ROW), ("op", pa.string())])
@@ -53,10 +55,21 @@ def test_what_is_no_envelope_is_named():
         debezium_changes(rows.rename_columns(["value", "id"]))
 
 
-def test_a_changelog_becomes_a_table_without_an_engine(tmp_path):
-    columns = pa.schema([("id", pa.int64()), ("name", pa.string()), ("offset", pa.int64())])
-    sink = DeltaSink(str(tmp_path / "table"), changes=Changes(("id",), change_type="op"))
-    sink.create_table(columns)
+def delta(folder):
+    sink = DeltaSink(str(folder / "table"), changes=Changes(("id",), change_type="op"))
+    sink.create_table(pa.schema([("id", pa.int64()), ("name", pa.string()), ("offset", pa.int64())]))
+    return sink, lambda: [tuple(row.values()) for row in DeltaTable(sink.uri).to_pyarrow_table().to_pylist()]
+
+
+def sqlite(folder):
+    rig = SqlRig(f"sqlite:///{folder / 'some.db'}")
+    rig.create("id BIGINT PRIMARY KEY, name TEXT NOT NULL, offset BIGINT")
+    return UpsertSink(rig.url, rig.table, ("id",), "op"), rig.rows
+
+
+@pytest.mark.parametrize("made", [delta, sqlite])
+def test_a_changelog_becomes_a_table_without_an_engine(tmp_path, made):
+    sink, rows = made(tmp_path)
     with FakeKafka() as kafka:
         kafka.create_topic("changes", partitions=1)
         one, two, renamed = {"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 1, "name": "c"}
@@ -66,7 +79,7 @@ def test_a_changelog_becomes_a_table_without_an_engine(tmp_path):
         columns, value = ["value", "offset"], JsonFormat(ENVELOPE)
         source = KafkaSource(kafka.bootstrap, topics=["changes"], stop=Latest(), columns=columns, value=value)
         Pipeline(source, sink, debezium_changes).run(checkpoints=str(tmp_path / "checkpoints"), interval_s=0.2)
-    assert DeltaTable(sink.uri).to_pyarrow_table().to_pylist() == [{"id": 1, "name": "c", "offset": 2}]
+    assert rows() == [(1, "c", 2)]
 
 
 CHANGES = pa.schema(
