@@ -110,7 +110,7 @@ class UpsertTransaction(RowTransaction):
         rows, deleted = applied_changes(_without_views(rows), self._sink.change_type, f"table {self._table.name!r}")
         if deleted.null_count:
             raise UsageError(
-                f"table {self._table.name!r}: column {self._sink.change_type!r} has a preimage, and no column says which row "
+                f"table {self._table.name!r}: column {self._sink.change_type!r} has a preimage, and no column states which row "
                 "takes its place: leave preimages out, or delete by rows of the old keys"
             )
         keys = normalised_columns(rows, self._key_fields)
