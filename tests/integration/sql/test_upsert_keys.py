@@ -157,6 +157,20 @@ def test_changes_in_any_cut_make_the_table_that_they_make_one_by_one(any_rig, mo
         assert dict(any_rig.rows()) == wanted
 
 
+def test_tasks_with_neighbouring_keys_do_not_wait_for_each_other(rig):
+    """A delete of a row that is not there locks no gap, into which the other task would insert."""
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20)")
+    rig.execute(f"INSERT INTO {rig.table} VALUES (0, 'a'), (9, 'a')")
+    sink = UpsertSink(rig.url, rig.table, ("id",), "op", lock_timeout_s=1.0)
+    with sink.begin(Attempt("q", 0, 0, 0)) as one, sink.begin(Attempt("q", 0, 1, 0)) as other:
+        for op in ("d", "c"):
+            one.write(pa.record_batch({"id": [1, 3, 5], "name": ["n"] * 3, "op": [op] * 3}))
+            other.write(pa.record_batch({"id": [2, 4, 6], "name": ["n"] * 3, "op": [op] * 3}))
+        one.prepare()
+        other.prepare()
+    assert [key for key, _ in rig.rows()] == [0, 1, 2, 3, 4, 5, 6, 9]
+
+
 @pytest.mark.parametrize("any_rig", ["postgresql", "sqlite"], indirect=True)  # MariaDB and MySQL match rows by other keys
 def test_a_row_that_gets_another_key_keeps_what_else_is_unique(any_rig):
     any_rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20) UNIQUE")
