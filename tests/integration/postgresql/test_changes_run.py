@@ -63,13 +63,13 @@ def copy_job_of_the_guide(url: str, folder: Path) -> Path:
     psql(copy_of(url), "CREATE TABLE public.orders (id bigint PRIMARY KEY, value text NOT NULL)")
     names = {
         "postgresql://app@db/shop": url,
-        'slot="headrace_copy"': 'slot="headrace_copy", chunk_rows=100',
+        "**table": "**table, chunk_rows=100",
         "mysql://app@other/shop": copy_of(url),
         "/var/lib/headrace/copy": str(folder / "checkpoints"),
         "workers=2": "workers=2, interval_s=0.3",
     }
-    job = folder / "copy.py"
-    job.write_text(lines_of_the_guide("copy.py", names))
+    job = folder / "copy_job.py"
+    job.write_text(lines_of_the_guide("copy_job.py", names))
     return job
 
 
