@@ -52,7 +52,8 @@ def refused(write, complaint):
 
 class TestConnector:
     def test_kafka_is_the_default(self):
-        assert reading({"subscribe": "t"}) == ("kafka", {"subscribe": "t"})
+        reads, options = reading({"kafka.bootstrap.servers": "h:1", "subscribe": "t"})
+        assert "timestampType" in reads.schema(options)[0].names
         assert isinstance(planned_batch_write(KAFKA, SCHEMA, overwrite=False)[0].sink, KafkaSink)
 
     def test_it_is_named_by_an_option_whose_case_is_ignored(self, tmp_path):
@@ -67,13 +68,19 @@ class TestConnector:
             lambda options: planned_batch_write(options, SCHEMA, overwrite=False),
             lambda options: planned_stream_write(options, SCHEMA, complete=False),
         ):
-            with pytest.raises(UsageError, match="must be one of kafka, sql, files, delta, iceberg, not 'jdbc'"):
+            with pytest.raises(
+                UsageError, match="must be one of kafka, sql, files, delta, iceberg, postgresql-changes, not 'jdbc'"
+            ):
                 plan({"connector": "jdbc"})
 
     @pytest.mark.parametrize("name", ["sql", "delta", "iceberg"])
     def test_tables_are_not_read(self, name):
-        with pytest.raises(UsageError, match=f"connector '{name}' cannot be read, only written; 'kafka' and 'files' can be"):
+        with pytest.raises(UsageError, match=f"connector '{name}' cannot be read, only written; .*kafka.*files"):
             reading({"connector": name})
+
+    def test_changes_are_not_written(self):
+        with pytest.raises(UsageError, match="connector 'postgresql-changes' cannot be written, only read; .*kafka, sql"):
+            planned_batch_write({"connector": "postgresql-changes"}, SCHEMA, overwrite=False)
 
     @pytest.mark.parametrize("name", ["sql", "files", "delta", "iceberg"])
     def test_nothing_is_overwritten(self, name):
