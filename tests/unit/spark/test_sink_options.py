@@ -79,7 +79,7 @@ class TestConnector:
             reading({"connector": name})
 
     def test_changes_are_not_written(self):
-        with pytest.raises(UsageError, match="connector 'postgresql-changes' cannot be written, only read; .*kafka, sql"):
+        with pytest.raises(UsageError, match=r"connector 'postgresql-changes' cannot be written, only read; .*kafka, sql"):
             planned_batch_write({"connector": "postgresql-changes"}, SCHEMA, overwrite=False)
 
     @pytest.mark.parametrize("name", ["sql", "files", "delta", "iceberg"])
