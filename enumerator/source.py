@@ -309,6 +309,13 @@ class Source(ABC, Generic[SplitT]):
         that raises. Default: no one knows, and the readers tell.
         """
 
+    def measures(self) -> Mapping[str, float]:
+        """Numbers about what is kept for this source until it is read, by the ends of their metrics' names: `headrace_run_...`.
+
+        Coordinator's process, after checkpoints; may contact the source, and raises what that raises. Default: none.
+        """
+        return {}
+
     def splits_finished(self, splits: Sequence[SplitT]) -> None:
         """These were read to their end, durably: they may be archived or removed. Coordinator's process.
 

@@ -144,6 +144,10 @@ _SPECS = (
         _RUN,
         ("split",),
     ),
+    _gauge("headrace_run_slot_lag_bytes", "PostgreSQL's log behind what the run's slot has confirmed", _RUN),
+    _gauge("headrace_run_slot_retained_bytes", "PostgreSQL's log that is kept for the run's slot", _RUN),
+    _gauge("headrace_run_slot_safe_bytes", "Log that can be written until the server may drop what the slot needs", _RUN),
+    _gauge("headrace_run_slot_xid_age", "Transactions since the oldest whose catalog rows the slot keeps", _RUN),
 )
 
 METRICS: Mapping[str, MetricSpec] = {spec.name: spec for spec in _SPECS}

@@ -184,6 +184,20 @@ class ChangesSource(StagedSource[ChangesSplit]):
     def kept_end(self, stage: int, end: JsonObject | None) -> None:
         """None: what the snapshot has ended with is with the log's split from its start on."""
 
+    def measures(self) -> dict[str, float]:
+        """What the server keeps for the slot, in bytes of log, and for how many transactions. None without a slot."""
+        with translated(self.url, "reading the slot"), connect(self.url) as connection:
+            slot = catalog.read_slot(connection, self.slot)
+        if slot is None or slot.retained is None or slot.restart_lsn is None or slot.confirmed_flush_lsn is None:
+            return {}
+        known = {
+            "slot_lag_bytes": slot.retained + slot.restart_lsn - slot.confirmed_flush_lsn,
+            "slot_retained_bytes": slot.retained,
+            "slot_safe_bytes": slot.safe_wal_size,
+            "slot_xid_age": slot.xid_age,
+        }
+        return {name: float(value) for name, value in known.items() if value is not None}
+
     def create_discovery(self) -> ChangesDiscovery:
         """Makes the slot, cuts the table into chunks, then gives the log."""
         return ChangesDiscovery(self)

@@ -349,7 +349,7 @@ class _Coordination:
             self._asked_s = time.monotonic()
             self._store.keep_lock()
             self._lag.look()
-            self._status.show(self._core.phase.name, self._core.held, self._lag.lag)
+            self._status.show(self._core.phase.name, self._core.held, self._lag.lag, self._lag.measures)
             if self._rescaling.is_to_stop():
                 self._handle(run.StopRequested())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +50,10 @@ class LagWatch:
         """`restored`: the checkpoint that the run continues from. `wait_s`: from one checkpoint to the next, at most.
 
         `in_thread` calls what it is given, once, in another thread. `clock` gives monotonic seconds, `wall_clock` those of the
-        epoch. Does no I/O; of a source that is not a log nothing is ever asked.
+        epoch. Does no I/O; of a source that is not a log its measures are asked only.
         """
-        self._source = source if isinstance(source, LogSource) else None
+        self._source = source
+        self._is_asked = isinstance(source, LogSource) or type(source).measures is not Source.measures
         self._timeout_s = max(STALE_S, 2 * wait_s)
         self._in_thread, self._clock, self._wall_clock = in_thread, clock, wall_clock
         self._positions: Sequence[Any] = () if restored is None else _unfinished(restored)
@@ -60,10 +61,12 @@ class LagWatch:
         self._asking = False
         self.lag: RunLag | None = None
         """None while it is not known: before the first checkpoint, or when the source did not answer the last time."""
+        self.measures: Mapping[str, float] = {}
+        """`Source.measures`; none while they are not known."""
 
     def moved(self, checkpoint: Checkpoint[Any]) -> None:
         self._positions = _unfinished(checkpoint)
-        if self._source is not None and not self._positions:
+        if isinstance(self._source, LogSource) and not self._positions:
             self.lag = RunLag(self._wall_clock(), {})
         self._ask_after(ASK_S)
 
@@ -74,19 +77,21 @@ class LagWatch:
     def _ask_after(self, pause_s: float) -> None:
         now_s = self._clock()
         source, positions = self._source, self._positions
-        if source is None or self._asking or not positions or now_s - self._asked_s < pause_s:
+        if not self._is_asked or self._asking or not positions or now_s - self._asked_s < pause_s:
             return
         self._asked_s, self._asking = now_s, True
         self._in_thread(lambda: self._ask(source, positions))
 
-    def _ask(self, source: LogSource[Any], positions: Sequence[Any]) -> None:
+    def _ask(self, source: Source[Any], positions: Sequence[Any]) -> None:
         try:
-            ends = source.end_offsets(positions)
-            behind = {split.split_id: max(0, ends[split.split_id] - split.next_offset) for split in positions}
-            self.lag = RunLag(self._wall_clock(), behind)
+            if isinstance(source, LogSource):
+                ends = source.end_offsets(positions)
+                behind = {split.split_id: max(0, ends[split.split_id] - split.next_offset) for split in positions}
+                self.lag = RunLag(self._wall_clock(), behind)
+            self.measures = source.measures()
         except Exception as error:  # noqa: BLE001 - what is wrong with the source is for the readers to say
             log.debug("the lag is not known now: %s", error)
-            self.lag = None
+            self.lag, self.measures = None, {}
         finally:
             self._asking = False
 

@@ -3,14 +3,14 @@
     status.json   {"run", "coordinator", "at", "since", "progress_at", "phase", "records_in", "records_out", "restarted",
                    "workers": [{"number", "splits"}], "workers_lost", "last_lost": {"number", "at"} or null,
                    "committables",
-                   "lag": {"at", "records", "splits": {split id: records}} or null,
+                   "lag": {"at", "records", "splits": {split id: records}} or null, "measures": {name: number},
                    "checkpoints": {"completed", "failed", "last": {"id", "at", "duration_s", "bytes"} or null}}
 
-`lag` is null while it is not known; the file has its MOST_SPLITS largest splits, `shown` has all. `committables` are
-transactions that were committed. `last_lost`: the worker that was lost last. Times are seconds of the epoch. `progress_at`:
-when a checkpoint was last committed, by whatever coordinator. `restarted`: how many coordinators have failed before this one,
-since the run was started. The other counts are of this coordinator's lifetime: a restart starts at nothing, as Prometheus'
-counters may; `last_lost` too.
+`lag` is null while it is not known, and `measures`, which are the source's own, are none; the file has its MOST_SPLITS largest
+splits, `shown` has all. `committables` are transactions that were committed. `last_lost`: the worker that was lost last. Times
+are seconds of the epoch. `progress_at`: when a checkpoint was last committed, by whatever coordinator. `restarted`: how many
+coordinators have failed before this one, since the run was started. The other counts are of this coordinator's lifetime: a
+restart starts at nothing, as Prometheus' counters may; `last_lost` too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from headrace.enumerator.errors import RetriableError, StateError
@@ -33,6 +34,7 @@ from headrace.runners.local.storage.lock import LOCK
 MOST_SPLITS = 20
 """The file is written each second, and a source may have ten thousand splits."""
 
+NO_MEASURES: Mapping[str, float] = MappingProxyType({})
 _STATUS = "status.json"
 
 RESTARTING = "RESTARTING"
@@ -98,7 +100,9 @@ class RunStatus:
                 self._workers_lost += 1
                 self._last_lost = {"number": number, "at": self._clock()}
 
-    def show(self, phase: str, splits: Mapping[int, int], lag: RunLag | None) -> None:
+    def show(
+        self, phase: str, splits: Mapping[int, int], lag: RunLag | None, measures: Mapping[str, float] = NO_MEASURES
+    ) -> None:
         """Write it down. `splits`: a worker's number -> how many splits it holds. What the disk refuses is not a failure."""
         self.shown = {
             **self._identity,
@@ -112,6 +116,7 @@ class RunStatus:
             "last_lost": self._last_lost,
             "committables": self._committables,
             "lag": None if lag is None else _lag_of(lag, lag.splits),
+            "measures": dict(measures),
             "checkpoints": {"completed": self._completed, "failed": self._failed, "last": self._last},
         }
         scratch = self._folder / f"{_STATUS}.writing"

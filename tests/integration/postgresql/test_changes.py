@@ -18,6 +18,7 @@ from headrace.connectors.postgresql.source import Seam
 from headrace.enumerator import EmbeddedRun
 from headrace.errors import DataLossError, UsageError
 from headrace.postgresql import ChangesSource, table_rows
+from headrace.runners.metrics import METRICS
 from headrace.testing.servers.databases import Database
 from tests.helpers.databases import psql
 from tests.helpers.table_copy import Copy
@@ -166,6 +167,19 @@ def test_a_restore_continues_where_the_checkpoint_was(url: str) -> None:
                     copy.rows = kept
     with EmbeddedRun(source_of(url, chunk_rows=100), clock=time.monotonic, checkpoint=state) as run:
         read_until(run, copy, url)
+
+
+def test_what_the_slot_keeps_is_measured(url: str) -> None:
+    source = source_of(url)
+    assert source.measures() == {}, "there is no slot yet"
+    with EmbeddedRun(source, clock=time.monotonic) as run:
+        run.poll(1.0)
+    before = source.measures()
+    psql(url, "UPDATE public.orders SET value = repeat('x', 1000)")
+    after = source.measures()
+    assert after["slot_lag_bytes"] > before["slot_lag_bytes"] + 3_000_000
+    assert after["slot_retained_bytes"] >= after["slot_lag_bytes"]
+    assert {f"headrace_run_{name}" for name in after} <= METRICS.keys()
 
 
 @pytest.mark.timeout(120)

@@ -34,6 +34,7 @@ from headrace.runners.local.monitoring.status import NoRunError, RunStatus, last
 from headrace.runners.local.monitoring.supervised import is_held, is_supervised, supervised
 from headrace.runners.local.storage.lock import LOCK
 from headrace.testing import MemoryLog, MemorySource, MemorySplit
+from tests.helpers.split_sources import Feed, Shelf
 
 MONITORING = Path(__file__).parents[3] / "docs" / "monitoring"
 METRIC = re.compile(r"\bheadrace_run_\w+")
@@ -164,6 +165,13 @@ def test_a_lag_that_is_not_known_is_not_reported(folder):
     assert "not known" in printed_table(status.shown)
 
 
+def test_measures_of_the_source_are_metrics(folder):
+    status = shown(folder, Clock())
+    status.show("RUNNING", {}, None, {"slot_lag_bytes": 7.0})
+    assert "\nheadrace_run_slot_lag_bytes 7.0\n" in got(page(lambda: status.shown).port, "/metrics")
+    assert read_status(folder)["measures"] == {"slot_lag_bytes": 7.0}
+
+
 def test_the_file_has_the_splits_that_are_furthest_behind_and_the_page_all(folder):
     status = RunStatus("run-x", folder, 0.0, {}.get, Clock())
     status.show("RUNNING", {}, RunLag(1.0, {f"s{number:03}": number for number in range(100)}))
@@ -247,6 +255,20 @@ class TestLag:
         self.clock.now_s += 1
         watch.look()
         assert (self.answer(), watch.lag.records) == (1, 5)
+
+    def test_measures_of_a_source_without_offsets_are_asked_and_not_known_while_it_is_away(self):
+        class Measured(Feed):
+            measures = Mock(side_effect=[{"slot_lag_bytes": 7.0}, RetriableError("away")])
+
+        watch = self.watch(Measured(Shelf()))
+        watch.moved(self.positions(1, 1))
+        assert (self.answer(), watch.lag, watch.measures) == (1, None, {"slot_lag_bytes": 7.0})
+        self.clock.now_s += ASK_S
+        watch.moved(self.positions(2, 2))
+        assert (self.answer(), watch.measures) == (1, {})
+        unmeasured = self.watch(Feed(Shelf()))
+        unmeasured.moved(self.positions(1, 1))
+        assert self.answer() == 0
 
     def test_a_source_that_does_not_answer_is_no_lag_of_0_and_ends_nothing(self):
         away = MemorySource(self.memory)
