@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
@@ -19,6 +20,9 @@ from headrace.enumerator.errors import UsageError
 
 _TEXT = pa.large_string()
 _MICROSECOND_DIGITS = 6
+_DAY_US = 86_400_000_000
+_YEAR_1, _YEAR_10000, _JULIAN_1970 = -719_162, 2_932_897, 2_440_588
+"""Days since 1970, and the Julian day of that."""
 
 
 class Kind(Enum):
@@ -152,9 +156,28 @@ def _copy_text(array: pa.Array, kind: Kind) -> pa.Array:
         case Kind.BINARY:
             return pc.binary_join_element_wise(_scalar("\\\\x"), _hex(array), _scalar(""))
         case Kind.INSTANT:
-            return pc.binary_join_element_wise(array.cast(_TEXT), _scalar("+00"), _scalar(""))
+            return pc.binary_join_element_wise(_dated(array), _scalar("+00"), _scalar(""))
+        case Kind.DATE | Kind.LOCAL:
+            return _dated(array)
         case _:
             return array.cast(_TEXT)
+
+
+def _dated(array: pa.Array) -> pa.LargeStringArray:
+    """By ISO 8601. A date whose year has not four digits is the number of its Julian day, which PostgreSQL reads, too."""
+    is_date = types.is_date(array.type)
+    numbers = array.cast(pa.int32() if is_date else pa.int64()).fill_null(0).to_numpy().astype(np.int64)
+    days = numbers if is_date else numbers // _DAY_US
+    is_odd = pa.array((days < _YEAR_1) | (days >= _YEAR_10000))
+    if not pc.any(is_odd, min_count=0).as_py():
+        return array.cast(_TEXT)
+    julian = pc.binary_join_element_wise(_scalar("J"), pa.array(days + _JULIAN_1970).cast(_TEXT), _scalar(""))
+    if not is_date:
+        julian = pc.binary_join_element_wise(
+            julian, pa.array(numbers % _DAY_US).cast(pa.time64("us")).cast(_TEXT), _scalar(" ")
+        )
+    usual = pc.if_else(is_odd, pa.scalar(None, array.type), array).cast(_TEXT)
+    return pc.if_else(pc.and_(is_odd, array.is_valid()), julian, usual)
 
 
 def _hex(array: pa.LargeBinaryArray) -> pa.LargeStringArray:

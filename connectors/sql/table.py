@@ -222,7 +222,14 @@ def _decimal(_: Kind, arrow: pa.DataType, column: sql.TypeEngine[Any], product: 
 
 
 def _text(_: Kind, __: pa.DataType, column: sql.TypeEngine[Any], product: Product) -> str | None:
-    """Texts also go where the database reads its own text form: JSON, UUID, arrays, intervals, types of extensions."""
+    """Texts also go where the database reads its own text form: JSON, UUID, arrays, intervals, types of extensions.
+
+    And where no other type holds what PostgreSQL does: numbers of any length, and times of day with a zone.
+    """
+    if product is Product.POSTGRESQL and not isinstance(column, sql.Float):
+        is_any_number = isinstance(column, sql.Numeric) and column.precision is None
+        if is_any_number or (isinstance(column, sql.Time) and column.timezone):
+            return None
     return "" if isinstance(column, _KNOWN) else refused_text(column, product)
 
 

@@ -1,0 +1,148 @@
+"""Values of PostgreSQL's types, read by the source and written by a sink, as other readers of the target see them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from headrace.delta import DeltaSink
+from headrace.enumerator import EmbeddedRun
+from headrace.errors import UsageError
+from headrace.iceberg import IcebergSink
+from headrace.postgresql import ChangesSource
+from headrace.sinks import Attempt
+from headrace.sql import SqlSink
+from headrace.testing.servers.databases import Database
+from tests.helpers.databases import psql
+from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_table
+from tests.helpers.table_rig import JOB, driver
+from tests.integration.postgresql.test_log import TYPES, VALUES, has_xml
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.timeout(180),
+    pytest.mark.filterwarnings("ignore:Did not recognize type"),  # SQLAlchemy's
+]
+
+
+def name_of(kind: str) -> str:
+    """Of the column of this type: a name that every format takes."""
+    return re.sub(r"\W+", "_", kind.format(s="s").replace("[]", " array")).strip("_") + ("_1" if '"' in kind else "")
+
+
+NESTED = {name_of(kind) for kind in VALUES if kind.endswith("[]")} | {"s_grid", "s_pair", "s_nested"}
+
+
+@pytest.fixture(scope="module")
+def typed(server: Database) -> str:
+    """The address of a database with a table that has a column for each type, and a row for each of its values."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE typed")
+    url = f"{server.url.rpartition('/')[0]}/typed"
+    with psycopg.connect(url, autocommit=True) as connection:
+        kinds = [kind for kind in VALUES if kind != "xml" or has_xml(connection)]
+        columns = ", ".join(f"{name_of(kind)} {kind.format(s='s')}" for kind in kinds)
+        for statement in ("CREATE SCHEMA s", *(each.format(s="s") for each in TYPES)):
+            connection.execute(statement)
+        for table in ("source", "target"):
+            connection.execute(f"CREATE TABLE public.{table} (number serial PRIMARY KEY, {columns})")
+        for kind in kinds:
+            for text in VALUES[kind]:
+                connection.execute(f"INSERT INTO public.source ({name_of(kind)}) VALUES (%s)", [text])
+        connection.execute("CREATE PUBLICATION typed FOR TABLE public.source")
+    return url
+
+
+@pytest.fixture(scope="module")
+def rows(typed: str) -> pa.RecordBatch:
+    source = ChangesSource(
+        typed, tables=["source"], publication="typed", slot="headrace_typed", snapshot="only", metadata=[], out_of_range="null"
+    )
+    with EmbeddedRun(source, clock=time.monotonic) as run:
+        batch = run.poll(5.0)
+    assert batch is not None
+    return batch.records.sort_by("number")
+
+
+def written(sink: Any, rows: pa.RecordBatch) -> None:
+    with sink.begin(Attempt(JOB, 1, 0, 0)) as transaction:
+        transaction.write(rows)
+        handle = transaction.prepare()
+    committer = driver(sink)
+    committer.commit(1, (handle,))
+    committer.close()
+
+
+def refused(rows: pa.RecordBatch, check: Callable[[str, pa.Schema], None]) -> set[str]:
+    """The columns that a sink refuses by their names."""
+    found = set()
+    for name in rows.schema.names[1:]:
+        try:
+            check(name, rows.select(["number", name]).schema)
+        except UsageError as error:
+            if f"column {name!r}" not in str(error):
+                raise
+            found.add(name)
+    return found
+
+
+def check_same(found: pa.Table, rows: pa.RecordBatch) -> None:
+    found = found.sort_by("number")
+    for name in rows.schema.names:
+        column, wanted = found[name].combine_chunks(), rows.column(name)
+        if pa.types.is_temporal(wanted.type):  # also what Python has no value for
+            assert column.cast(wanted.type).equals(wanted), name
+        else:
+            assert str(column.to_pylist()) == str(wanted.to_pylist()), name
+
+
+def test_a_delta_table_has_them_all_but_times_and_very_long_numbers(rows: pa.RecordBatch, tmp_path: Path) -> None:
+    no = refused(rows, lambda name, schema: DeltaSink(str(tmp_path / f"try-{name}")).create_table(schema))
+    assert no == {"numeric_60_10", "time"}
+    rows = rows.drop_columns(sorted(no))
+    sink = DeltaSink(str(tmp_path / "table"))
+    sink.create_table(rows.schema)
+    written(sink, rows)
+    check_same(deltalake.DeltaTable(sink.uri).to_pyarrow_table(), rows)
+
+
+def test_an_iceberg_table_has_them_all_but_very_long_numbers(rows: pa.RecordBatch, tmp_path: Path) -> None:
+    def check(name: str, schema: pa.Schema) -> None:
+        IcebergSink(f"shop.t{rows.schema.get_field_index(name)}", catalog_of(str(tmp_path))).create_table(schema)
+
+    no = refused(rows, check)
+    assert no == {"numeric_60_10"}
+    rows = rows.drop_columns([*no, "s_pair_array"])  # PyIceberg reads a null list of structs as an empty one
+    sink = IcebergSink(TABLE, catalog_of(str(tmp_path)))
+    sink.create_table(rows.schema)
+    written(sink, rows)
+    check_same(iceberg_table(str(tmp_path)).scan().to_arrow(), rows)
+
+
+def test_another_postgresql_has_the_same_texts(rows: pa.RecordBatch, typed: str) -> None:
+    no = refused(rows, lambda _, schema: SqlSink(typed, "target").check_rows(schema))
+    cut = {"char_1", "name", "money", "oid", "numeric_80_0"}
+    assert no == {*cut, *NESTED} & set(rows.schema.names)
+    rows = rows.drop_columns([*no, "char_5"])  # which pads its values
+    written(SqlSink(typed, "target"), rows)
+    for name in rows.schema.names[1:]:
+        texts = f"SELECT number, format('%s', {name}) FROM public.{{}} WHERE {name} IS NOT NULL ORDER BY number"
+        assert psql(typed, texts.format("target")) == psql(typed, texts.format("source")), name
+
+
+def test_a_value_that_is_padded_is_refused_by_name(rows: pa.RecordBatch, typed: str) -> None:
+    given = rows.select(["number", "char_5"])
+    with (
+        pytest.raises(UsageError, match=r"column 'char_5': the table's CHAR does not keep spaces"),
+        SqlSink(typed, "target").begin(Attempt(JOB, 2, 0, 0)) as transaction,
+    ):
+        transaction.write(given.filter(pc.is_valid(given.column(1))))
