@@ -6,6 +6,7 @@ long, a null where there may be none) are left to it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +86,8 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
     destination = destination_of(connection, name, product)
     inspector = inspect(connection)
     found = inspector.get_columns(table, schema=schema)
-    columns = {column["name"]: dict(column, type=_stored(column["type"])) for column in found}
+    bases = _domain_bases(connection, _place(connection, name)) if product is Product.POSTGRESQL else {}
+    columns = {column["name"]: dict(column, type=_stored(column["type"], bases.get(column["name"]))) for column in found}
     primary = inspector.get_pk_constraint(table, schema=schema)["constrained_columns"]
     unique = unique_keys(connection, _place(connection, name), primary, product)
     quote = connection.dialect.identifier_preparer.quote
@@ -93,10 +95,46 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
     return Table(name, destination, written, product, columns, unique)
 
 
-def _stored(column: sql.TypeEngine[Any]) -> sql.TypeEngine[Any]:
-    """What a domain is made of."""
+_DOMAIN_BASES = """
+    WITH RECURSIVE bases AS (
+        SELECT attname, atttypid AS type, atttypmod AS modifier, false AS of_domain FROM pg_catalog.pg_attribute
+        WHERE attrelid = to_regclass(:quoted) AND attnum > 0 AND NOT attisdropped
+        UNION ALL
+        SELECT attname, typbasetype, typtypmod, true FROM bases JOIN pg_catalog.pg_type ON pg_type.oid = type
+        WHERE typtype = 'd'
+    )
+    SELECT attname, format_type(type, modifier) FROM bases JOIN pg_catalog.pg_type ON pg_type.oid = type
+    WHERE of_domain AND typtype <> 'd'
+"""
+
+
+def _domain_bases(connection: Connection, place: Mapping[str, str | None]) -> dict[str, str]:
+    """What the domains of a table's columns are made of, as `numeric(5,1)`: SQLAlchemy knows them without the numbers."""
+    return {row[0]: row[1] for row in connection.execute(text(_DOMAIN_BASES), place)}
+
+
+def _stored(column: sql.TypeEngine[Any], base: str | None) -> sql.TypeEngine[Any]:
+    """What a domain is made of: `base`, in PostgreSQL's words."""
     while isinstance(column, postgresql.DOMAIN):
         column = column.data_type
+    return column if base is None else _limited(column, base)
+
+
+def _limited(column: sql.TypeEngine[Any], base: str) -> sql.TypeEngine[Any]:
+    """The type with the limits that the words have: `timestamp(3) without time zone`, `interval day to hour`."""
+    numbers = [int(number) for number in re.findall(r"-?\d+", base)]
+    if base.endswith("[]"):  # of which SQLAlchemy may know the items only
+        return sql.ARRAY(_limited(column.item_type if isinstance(column, sql.ARRAY) else column, base.removesuffix("[]")))
+    match column:
+        case postgresql.INTERVAL():
+            fields = re.sub(r"interval|[^a-z ]", "", base).strip()
+            return postgresql.INTERVAL(fields=fields or None, precision=numbers[0] if numbers else None)
+        case sql.Numeric() if numbers and not isinstance(column, sql.Float):
+            return sql.NUMERIC(numbers[0], numbers[1] if len(numbers) > 1 else None)
+        case postgresql.TIMESTAMP() | postgresql.TIME() if numbers:
+            return type(column)(timezone=column.timezone, precision=numbers[0])
+        case sql.String() if numbers:
+            return type(column)(length=numbers[0])
     return column
 
 

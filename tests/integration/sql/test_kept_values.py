@@ -60,7 +60,10 @@ POSTGRESQL = [
     ("numeric(5, -2)", pa.array([12345]), None), ("numeric(5, -2)", pa.array([Decimal("12345")]), None),
     ("varchar(4)", pa.array(["ab     "]), ["ab  ", "abcd", None]), ("char(4)", pa.array(["ab "]), ["abcd", None]),
     ("name", pa.array(["x" * 64]), None), ('"char"', pa.array(["xy"]), None), ("money", pa.array(["1.005"]), None),
-    ("interval(0)", pa.array(["1.5 s"]), None),
+    ("interval(0)", pa.array(["1.5 s"]), None), ("numeric(5, 1)", pa.array([Decimal("1.25")]), None),
+    ("numeric(5, 1)", pa.array(["1.25"]), None), ("time(0)", pa.array([500_000], pa.time64("us")), None),
+    ("timestamp(3)", pa.array([1], pa.timestamp("us")), None),
+    ("timestamptz(0)", pa.array([1], pa.timestamp("us", "UTC")), None),
     ("interval day to hour", pa.array(["1 day 02:03"]), None),
     ("varchar(3)[]", pa.array(['{"abc "}']), None), ("character(3)[]", pa.array(["{a}"]), None),
     ("numeric(5, 2)[]", pa.array(["{1.005}"]), None),
@@ -69,10 +72,13 @@ POSTGRESQL = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("as_domain", [False, True], ids=["itself", "a domain"])
 @pytest.mark.parametrize(("column", "others", "same"), POSTGRESQL)
-def test_what_postgresql_would_change_is_refused(server, column, others, same):
+def test_what_postgresql_would_change_is_refused(server, column, others, same, as_domain):
     rig = SqlRig(server("postgresql").url)
-    rig.create(f"id INT PRIMARY KEY, v {column}")
+    if as_domain:
+        rig.execute(f"CREATE DOMAIN {rig.table}_d AS {column}")
+    rig.create(f"id INT PRIMARY KEY, v {f'{rig.table}_d' if as_domain else column}")
     assert "column 'v'" in refused(rig, others)
     if same is not None:
         assert kept(rig, pa.array(same)) == same
