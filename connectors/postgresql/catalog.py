@@ -60,6 +60,17 @@ def read_log_end(connection: Connection) -> int:
     return int(lsn)
 
 
+def flush_log(connection: Connection) -> None:
+    """Return when the server has all that is visible now on its disk, and the ids of all transactions that have ended.
+
+    It shows what a crash would take back: a commit that does not wait for the disk. Ids that a crash takes back, also those
+    of transactions that were rolled back, are given to other transactions.
+    """
+    with connection.transaction():
+        connection.execute("SET LOCAL synchronous_commit = on")
+        connection.execute("SELECT pg_logical_emit_message(true, 'headrace', '')")  # any role may, also a read-only one
+
+
 def read_settings(connection: Connection, names: Collection[str]) -> dict[str, str]:
     """As SHOW has them: with units. Those that this server does not have are left out."""
     query = "SELECT name, current_setting(name) FROM unnest(%s::text[]) AS name WHERE current_setting(name, true) IS NOT NULL"

@@ -579,7 +579,8 @@ class Decoder:
         """A change without its rows; its number."""
         number: cython.longlong = changes.lsns.rows
         changes.operations.append(kind)
-        changes.lsns.append(self.lsn)
+        # A transaction may write a row, then wait for one that is still to delete the row of this key: that one ends first.
+        changes.lsns.append(self.lsn if self.lsn > self.position else self.position)
         changes.xids.append(self.xid)
         changes.times.append(self.time)
         changes.places.append(self.place)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.csv as pc
 from psycopg import sql
 
-from headrace.connectors.postgresql.catalog import read_log_end
+from headrace.connectors.postgresql.catalog import flush_log, read_log_end
 from headrace.connectors.postgresql.splits import Key, Seen, TableSeam
 from headrace.connectors.postgresql.types import PgColumn, PgTable
 from headrace.enumerator.errors import DataLossError, UsageError
@@ -86,7 +86,8 @@ def read_chunk(
     """The texts of the published columns of a chunk's rows, and what the chunk has seen. The connection is in autocommit.
 
     The lock that every query takes is taken before the snapshot: of a table that is rewritten or created again after it
-    the snapshot would have no rows. Raises DataLossError for a table that was created again.
+    the snapshot would have no rows. What it has seen is on the server's disk when this returns, as a crash would take it back.
+    Raises DataLossError for a table that was created again.
     """
     table = followed.table
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.columns)
@@ -108,6 +109,7 @@ def read_chunk(
             with cursor.copy(copied) as copy:
                 data = b"".join(map(bytes, copy))
         lsn = read_log_end(connection)
+    flush_log(connection)
     return _texts(data, [column.name for column in table.columns]), Seen(snapshot, lsn)
 
 

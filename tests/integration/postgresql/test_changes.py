@@ -237,6 +237,51 @@ def test_a_restore_behind_a_truncation_at_the_seam_repeats_what_follows_it(url: 
         read_until(run, copy, url)
 
 
+@pytest.fixture
+def lazy(server: Database) -> Iterator[None]:
+    """Its log is on its disk when a commit waits for that, and 10 s later otherwise."""
+    psql(server.url, "ALTER SYSTEM SET wal_writer_delay = '10s'", "SELECT pg_reload_conf()", "CHECKPOINT")
+    yield
+    psql(server.url, "ALTER SYSTEM RESET wal_writer_delay", "SELECT pg_reload_conf()")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.usefixtures("lazy")
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_a_chunk_has_seen_nothing_that_a_crash_of_the_server_takes_back(server: Database, url: str, end: str) -> None:
+    """A commit that does not wait for the disk would be undone, and the id of a transaction would be given to another one."""
+    copy = Copy()
+    with EmbeddedRun(source_of(url, chunk_rows=1000), clock=time.monotonic) as run:
+        copy.apply(run.poll(1.0).records)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("SET synchronous_commit = off")
+            for statement in ("BEGIN", "INSERT INTO public.orders VALUES (5000, 'p', 'first')", end):
+                connection.execute(statement)
+        while copy.seen < 3000:
+            copy.apply(run.poll(1.0).records)
+        state = run.checkpoint()
+        server.kill()
+    server.restart()
+    psql(url, "INSERT INTO public.orders VALUES (6000, 'p', 'later')")
+    with EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
+        read_until(run, copy, url)
+
+
+@pytest.mark.timeout(120)
+def test_changes_of_a_key_are_ordered_by_their_lsn_where_the_new_row_is_written_before_the_old_one_is_deleted(url: str) -> None:
+    """A key that is checked when the row is there: here at the commit, elsewhere a moment after the row was written."""
+    deferred = "ALTER TABLE public.orders ADD PRIMARY KEY (id, part) DEFERRABLE INITIALLY DEFERRED"
+    psql(url, "ALTER TABLE public.orders DROP CONSTRAINT orders_pkey, REPLICA IDENTITY FULL", deferred)
+    copy = Copy()
+    with EmbeddedRun(source_of(url), clock=time.monotonic) as run:
+        read_until(run, copy, url)
+        with psycopg.connect(url) as second:
+            second.execute("INSERT INTO public.orders VALUES (1, 'p1', 'new')")
+            psql(url, "DELETE FROM public.orders WHERE id = 1")
+        rows = read_some(run, 2)
+    assert [row["_op"] for row in sorted(rows, key=lambda row: row["_lsn"])] == ["delete", "insert"]
+
+
 @pytest.mark.timeout(120)
 def test_a_transaction_that_is_too_large_is_read_in_parts_and_continued_in_it(url: str) -> None:
     moves, copy, state, parts = random.Random(8), Copy(), None, 0
