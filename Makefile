@@ -16,7 +16,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam demo-move test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-splits soak-files soak-hybrid soak-run soak-standby soak-tokens chaos fuzz values mutants requirements clean bench-files
+.PHONY: help demo demo-beam demo-move demo-changes test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-splits soak-files soak-hybrid soak-changes soak-run soak-standby soak-tokens chaos fuzz values mutants requirements clean bench-files
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +29,9 @@ demo-beam: $(INSTALLED) ## The same through a Beam pipeline on Flink: two kills,
 
 demo-move: $(INSTALLED) ## The flights copied by the JVM connector, headrace run, Spark, Beam on Flink, each from where the last has stopped
 	$(BIN)/python examples/flights/demo_move.py
+
+demo-changes: $(INSTALLED) ## A bank's PostgreSQL tables and their changes into Delta tables: three kills in the snapshot, three in the log
+	$(BIN)/python examples/changes/demo.py
 
 test: $(INSTALLED) ## The tests of every change, some with a real Kafka, Spark and PostgreSQL (eight minutes)
 	$(PYTEST) -m "not full and not long"
@@ -101,6 +104,9 @@ soak-files: $(INSTALLED) ## 20,000 files into Kafka, Delta and PostgreSQL by Spa
 
 soak-hybrid: $(INSTALLED) ## 30 SIGKILLs each under Spark, headrace run and Beam on Flink, before, in and after the switch from a year of files to a topic (an hour)
 	for engine in run spark flink; do $(BIN)/python -m tests.soak.hybrid_soak --engine $$engine --kills 10 --result benchmarks/results/hybrid-soak.json || exit 1; done
+
+soak-changes: $(INSTALLED) ## 5,000,000 changes of 20 PostgreSQL tables into Delta tables by headrace run, under 300 SIGKILLs, the server's too (two hours)
+	$(BIN)/python -m tests.soak.changes_soak --kills 300 --changes 5000000 --result benchmarks/results/changes-soak.json
 
 soak-standby: $(INSTALLED) ## 200 takeovers of a Spark job by its standby: kills, stops, broker restarts, added partitions (an hour and a quarter)
 	$(BIN)/python -m tests.soak.standby_soak --takeovers 200 --result benchmarks/results/standby-soak.json

@@ -1,4 +1,4 @@
-"""`make demo`: it passes, its oracle sees what is wrong, and the bug that headrace exists to prevent makes it fail."""
+"""`make demo`, `make demo-changes`: they pass, see what is wrong, and fail by the bugs that headrace exists to prevent."""
 
 import importlib
 import json
@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient
 from headrace.testing.servers.kafka import create_topic
 from tests.helpers.python_path import ROOT, python_path
 
-FLIGHTS = ROOT / "examples" / "flights"
-REINITIALISE = ROOT / "tests" / "faults" / "reinitialise"
+FLIGHTS, CHANGES = ROOT / "examples" / "flights", ROOT / "examples" / "changes"
+REINITIALISE, LOG_END = (ROOT / "tests" / "faults" / name for name in ("reinitialise", "log_end"))
 COUNT = 30_000
 OUTAGES = re.compile(r"outages: \d+\.\d s until the standby had taken over; \d+\.\d s from a cold start")
 LAST_LINE = re.compile(r"headrace demo: (\d+) records in, (\d+) out, (\d+) duplicates, (\d+) lost, (\d+) restores")
@@ -51,6 +51,21 @@ def test_a_restore_that_initialises_again_is_seen_as_duplicates(broker, tmp_path
     assert status == 1
     assert (records_in, lost) == (COUNT, 0)
     assert duplicates == records_out - COUNT > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("injected", [[], [LOG_END]], ids=["", "log read from its end"])
+def test_tables_are_copied_through_kills_and_lost_changes_are_seen(tmp_path, injected):
+    options = ["--accounts", "100000", "--transactions", "500", "--output", tmp_path / "out"]
+    environment = {**os.environ, "PYTHONPATH": python_path(*injected)}
+    done = subprocess.run(
+        [sys.executable, CHANGES / "demo.py", *options], env=environment, capture_output=True, text=True, check=False
+    )
+    last = done.stdout.rstrip().rpartition("\n")[2]
+    found = re.fullmatch(r"headrace demo: 3 kills in the snapshot, 3 in the log, ([\d,]+) different", last)
+    assert found, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert (done.returncode, found[1] != "0") == (bool(injected), bool(injected))
 
 
 @pytest.fixture
