@@ -77,7 +77,7 @@ class LoggedChanges(NamedTuple):
 
     An insert has a new row; an update has a new row, and an old one if the replica identity is the full row or its key has
     changed; a delete has an old row; a truncation has none. Of an old row there is only the key unless the identity is the
-    full row. `xids` are those of top-level transactions, in 32 bits.
+    full row. `xids` are those of top-level transactions, in 32 bits. `lsns` are not below the end of the previous transaction.
     """
 
     relation: LoggedRelation
@@ -579,7 +579,7 @@ class Decoder:
         """A change without its rows; its number."""
         number: cython.longlong = changes.lsns.rows
         changes.operations.append(kind)
-        # A transaction may write a row, then wait for one that is still to delete the row of this key: that one ends first.
+        # A transaction writes a row, then waits for another one that has yet to delete the row of this key, and commits first.
         changes.lsns.append(self.lsn if self.lsn > self.position else self.position)
         changes.xids.append(self.xid)
         changes.times.append(self.time)

@@ -47,10 +47,10 @@ class ChangesSource(StagedSource[ChangesSplit]):
     - `chunk_rows`: rows of the snapshot that are read, and held in memory, at a time (default 50,000).
 
     - `metadata`: columns about the change, ahead of the table's. `_op`: snapshot, insert, update, delete or truncate. `_lsn`
-      orders the changes of a key. `_xid`: of the transaction. `_committed_at`, `_table`. `_before`: the row before, with
-      REPLICA IDENTITY FULL. `_unchanged`: names of columns whose large values the log leaves out; they are null. Without it
-      such a change is an error, as null would be written. REPLICA IDENTITY FULL has the values. Default: `_op`, `_lsn`, and of
-      several tables `_table`.
+      orders the changes of a key; equal ones are in the order in which they are read. `_xid`: of the transaction.
+      `_committed_at`, `_table`. `_before`: the row before, with REPLICA IDENTITY FULL. `_unchanged`: names of columns whose
+      large values the log leaves out; they are null. Without it such a change is an error, as null would be written. REPLICA
+      IDENTITY FULL has the values. Default: `_op`, `_lsn`, and of several tables `_table`.
     - `out_of_range`: what becomes of a value that Arrow has no place for, such as an infinite timestamp or NaN among decimals:
       `error` (default) ends the job and names it, `null`.
 

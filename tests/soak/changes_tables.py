@@ -176,7 +176,7 @@ class Writers:
     def __init__(self, url: str, rows: int, moves: random.Random) -> None:
         self._url, self._rows, self._moves = url, rows, moves
         self._ended, self._lock = threading.Event(), threading.Lock()
-        self.counts = Counter[str](changes=0, transactions=0, lost=0)
+        self.counts = Counter[str](changes=0, transactions=0, interrupted=0)
         self.failure: BaseException | None = None
 
     @contextmanager
@@ -200,7 +200,7 @@ class Writers:
                 try:
                     self._write(moves, is_asynchronous)
                 except (psycopg.OperationalError, psycopg.Rollback):  # the server was killed, perhaps after a commit
-                    self.counts["lost"] += 1
+                    self.counts["interrupted"] += 1
                     time.sleep(_OUTAGE_S)
         except BaseException as error:
             self.failure = error

@@ -73,6 +73,13 @@ def test_each_operation_has_its_rows_with_nulls_and_unchanged_values_apart(pgout
     assert plain(changes.old) == ([2, 3], (["1", "2"], [None, None], [None, None]), ([], [], []))
 
 
+def test_changes_are_ordered_by_lsn_also_of_a_transaction_that_has_written_before_the_previous_one(pgoutput):
+    messages = [start(), relation(), delete(b"1", None, None, lsn=LSN + 2), commit(END)]
+    messages += [start(), insert(b"1", None, None, lsn=LSN + 1), insert(b"2", None, None, lsn=END + 1), commit(END + 9)]
+    (decoded,) = pgoutput.Decoder().decode(messages)
+    assert decoded.changes[0].lsns.to_pylist() == [LSN + 2, END, END + 1]
+
+
 def test_changes_of_two_relations_are_apart_and_ordered_by_their_places(pgoutput):
     other = relation(oid=8, name="other")
     messages = [start(), relation(), insert(b"1", b"a", b"b"), other, insert(b"2", None, None, oid=8), insert(b"3", b"", b"")]
