@@ -63,7 +63,7 @@ def read_log_end(connection: Connection) -> int:
 def flush_log(connection: Connection) -> None:
     """Return when the server has all that is visible now on its disk, and the ids of all transactions that have ended.
 
-    It shows what a crash would take back: a commit that does not wait for the disk. Ids that a crash takes back, also those
+    It shows what a crash would undo: a commit that does not wait for the disk. Ids that a crash undoes, also those
     of transactions that were rolled back, are given to other transactions.
     """
     with connection.transaction():

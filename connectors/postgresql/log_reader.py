@@ -37,7 +37,7 @@ class LogReader:
         self._split = split
         self._to_skip = split.skip
         self._open = 0
-        self._decoder = Decoder(transaction_bytes=transaction_bytes)
+        self._decoder = Decoder(transaction_bytes=transaction_bytes, position=split.position.lsn)
         self._decoded: Iterator[Decoded] = iter(())
         self._connection: psycopg.Connection | None = None
         self._orders: dict[str, KeyOrder] = {}

@@ -100,7 +100,7 @@ class Message(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """What a part of the log holds. `position` is the end of the last transaction that is whole, 0 before the first.
+    """What a part of the log holds. `position`: the end of the last transaction that is whole, or where the decoder started.
 
     `is_whole`: it ends with a transaction; otherwise the rest of the last one follows.
     """
@@ -334,6 +334,7 @@ class Decoder:
         batch_bytes: int = BATCH_BYTES,
         transaction_bytes: int = TRANSACTION_BYTES,
         spool: Callable[[], BinaryIO] = io.BytesIO,
+        position: int = 0,
     ) -> None:
         self.types: dict[int, tuple[str, str]] = {}
         """Schema and name of the types that are not built in, by oid, as far as the log has named them."""
@@ -351,7 +352,8 @@ class Decoder:
         self.last: _Changes | None = None
         self.message = b""
         self.at = self.end = 0
-        self.place = self.taken_bytes = self.lsn = self.position = self.given = self.xid = self.time = 0
+        self.place = self.taken_bytes = self.lsn = self.xid = self.time = 0
+        self.position = self.given = position
         self.is_open = self.is_replay = False
 
     def decode(self, messages: Sequence[bytes]) -> Iterator[Decoded]:

@@ -86,7 +86,7 @@ def read_chunk(
     """The texts of the published columns of a chunk's rows, and what the chunk has seen. The connection is in autocommit.
 
     The lock that every query takes is taken before the snapshot: of a table that is rewritten or created again after it
-    the snapshot would have no rows. What it has seen is on the server's disk when this returns, as a crash would take it back.
+    the snapshot would have no rows. What it has seen is on the server's disk when this returns, as a crash would undo it.
     Raises DataLossError for a table that was created again.
     """
     table = followed.table

@@ -5,8 +5,8 @@
 In each round 20 tables with rows are copied while connections write to them: transactions with savepoints, some undone, and
 some that do not wait for the disk. Kills come in the snapshot, at the seam (its changes are read again, up to where the last
 chunk was) and in the log. At quiet points, when all that was written is read, psycopg reads the tables, deltalake the copies,
-and all changes that came are replayed: no row may come that is there, or go that is not. A result file that is there is added
-to. Exit status 0: nothing is different, and the job has never ended by itself.
+and all changes that came are replayed: no row may come that is there, or go that is not, and no LSN may fall. A result file
+that is there is added to. Exit status 0: nothing is different, and the job has never ended by itself.
 """
 
 import argparse
@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from rich.progress import Progress
 
@@ -45,16 +47,19 @@ VICTIMS = {"worker": 3, "coordinator": 2, "everything": 2, "server": 3}
 """Who is killed, and how often in proportion."""
 KILLS_BETWEEN_COMPARISONS = 3
 ROWS, CONNECTIONS = 1500, 4
-BAD = ("different", "twice", "missing", "replayed", "ended")
-LOGICAL = ("wal_level=logical", "max_wal_senders=20", "max_replication_slots=20")
+BAD = ("different", "twice", "missing", "disordered", "replayed", "ended")
+LAZY = ("wal_writer_delay=10s", "wal_writer_flush_after=1GB", "wal_buffers=64MB")
+"""By these a kill undoes the commits of ten seconds that did not wait for the disk."""
+SERVER = ("wal_level=logical", "max_wal_senders=20", "max_replication_slots=20", *LAZY)
 CONFIG = {
     "execution.checkpointing.interval": "500 ms", "restart-strategy.type": "fixed-delay",
     "restart-strategy.fixed-delay.attempts": "1000000", "restart-strategy.fixed-delay.delay": "300 ms",
 }  # fmt: skip
 LOOK_S, MOST_DELAY_S, MOST_OUTAGE_S, TIMEOUT_S = 0.1, 2.0, 1.0, 480.0
 
+CHANGE = ("name", "op", "lsn", "key", "v")
 Change = tuple[str, str, int, str, int | None]
-"""Table, operation, LSN, key, version."""
+"""Of the table, operation, LSN, key, version."""
 
 
 class Round:
@@ -73,17 +78,17 @@ class Round:
         self.kills, self.found = Counter[str](), Counter[str](dict.fromkeys(("comparisons", "elsewhere", *BAD), 0))
         self._killed_whole = 0
 
-    def run(self, kills: Mapping[str, int], changes: int, told: Callable[[], None]) -> None:
-        """Until there were at most these kills by phase, and this many changes. `told`: of each kill."""
-        self._told = told
-        with self.writers.at_work(CONNECTIONS):
+    def run(self, kills: Mapping[str, int], changes: int, report: Callable[[], None]) -> None:
+        """Until there were at most these kills by phase, and this many changes. `report`: of each kill."""
+        self._report = report
+        with self.writers.writing(CONNECTIONS):
             for phase in ("snapshot", "seam"):
                 self._kill(phase, kills[phase])
         left = kills["log"]
-        while left or self.writers.counts["changes"] < changes:
+        while left or not self.found["comparisons"]:
             now = min(left, KILLS_BETWEEN_COMPARISONS)
             left -= now
-            with self.writers.at_work(CONNECTIONS):
+            with self.writers.writing(CONNECTIONS):
                 self._kill("log", now)
                 part = changes if left == 0 else changes * (kills["log"] - left) // kills["log"]
                 self._until(lambda part=part: self.writers.counts["changes"] >= part, "enough changes")
@@ -114,7 +119,7 @@ class Round:
             before = self._place()
             if before[0] == phase:
                 self.kills[f"{phase}: {victim}"] += 1
-                self._told()
+                self._report()
             else:
                 self.found["elsewhere"] += 1
             if victim == "server":
@@ -159,7 +164,7 @@ class Round:
         ((end,),) = self._ask("SELECT pg_current_wal_insert_lsn()::text")
         read = f"SELECT FROM pg_replication_slots WHERE slot_name = '{SLOT}' AND confirmed_flush_lsn >= '{end}'"
         self._until(lambda: self._place()[0] == "log" and self._ask(read), "the end of the log")
-        there, replay = self._tables(), replayed(self._rows(CHANGES, ["name", "op", "lsn", "key", "v"]))
+        there, replay = self._tables(), replayed(in_order(self._folder / CHANGES))
         for shape in SHAPES:
             copied = self._rows(shape.name, list(shape.columns))
             self.found["different"] += difference(there[shape.name], copied)
@@ -172,10 +177,9 @@ class Round:
             connection.execute("SET TimeZone = 'UTC'")
             return {shape.name: rows_of(connection, shape) for shape in SHAPES}
 
-    def _rows(self, table: str, names: list[str]) -> list[Any]:
+    def _rows(self, table: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
         """As deltalake reads them."""
-        found = DeltaTable(self._folder / table).to_pyarrow_table(columns=names)
-        return list(zip(*(found[name].to_pylist() for name in names), strict=True))
+        return tuples(DeltaTable(self._folder / table).to_pyarrow_table(columns=names))
 
     def _until(self, is_so: Callable[[], Any], what: str, *, keep: bool = True) -> None:
         deadline_s = time.monotonic() + TIMEOUT_S
@@ -222,17 +226,34 @@ def shown(row: tuple[Any, ...]) -> str:
     return repr([value.isoformat() if hasattr(value, "isoformat") else value for value in row])
 
 
+def tuples(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.to_pylist() for column in table.columns), strict=True)
+
+
+def in_order(table: Path) -> Iterator[Change]:
+    """The rows of a Delta table to which rows were only appended, as they were committed."""
+    for version in sorted((table / "_delta_log").glob("*.json")):
+        for action in map(json.loads, version.read_text().splitlines()):
+            if "add" in action:
+                yield from tuples(pq.read_table(table / action["add"]["path"], columns=list(CHANGE)))
+
+
 class Replay:
     """What a reader of all changes has: the version of each key, by table. `wrong`: what cannot be if each came once."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, int | None]] = {shape.name: {} for shape in SHAPES}
-        self.wrong = Counter[str](twice=0, missing=0)
+        self.wrong = Counter[str](twice=0, missing=0, disordered=0)
         self._written: set[tuple[str, str, int | None]] = set()
+        self._lsns = dict.fromkeys(self.rows, 0)
 
     def apply(self, change: Change) -> None:
-        name, op, _, key, version = change
+        name, op, lsn, key, version = change
         table = self.rows[name]
+        if op != "snapshot":
+            # Of one batch the tables come one after the other.
+            self.wrong["disordered"] += lsn < self._lsns[name]
+            self._lsns[name] = lsn
         is_new = op in ("snapshot", "insert")
         self.wrong["twice"] += is_new and key in table
         self.wrong["missing"] += not is_new and key not in table
@@ -246,9 +267,9 @@ class Replay:
 
 
 def replayed(changes: Iterable[Change]) -> Replay:
-    """The snapshot first, then by LSN."""
+    """In this order."""
     replay = Replay()
-    for change in sorted(changes, key=lambda change: (change[1] != "snapshot", change[2])):
+    for change in changes:
         replay.apply(change)
     return replay
 
@@ -259,7 +280,7 @@ def soaked(kills: int, changes: int, seed: int) -> Iterator[dict[str, Any]]:
     done, sums = Counter[str](), Counter[str]()
     rounds = math.ceil(kills / sum(KILLS.values()))
     found = sorted(set(databases.initdbs()))
-    settings = [argument for setting in LOGICAL for argument in ("-c", setting)]
+    settings = [argument for setting in SERVER for argument in ("-c", setting)]
     with databases.postgresql(*settings, initdb=found[seed % len(found)]) as server, Progress() as bar:
         with psycopg.connect(server.url) as connection:
             version = connection.info.server_version // 10_000

@@ -171,19 +171,24 @@ def _statements(moves: random.Random, shape: Shape, rows: int) -> Iterator[str]:
 
 
 class Writers:
-    """What the connections have done. `failure`: what has ended one that nothing may end."""
+    """What the connections have done. `failure`: what has ended one that nothing may end.
+
+    Either all or every other one do not wait for the disk when they commit.
+    """
 
     def __init__(self, url: str, rows: int, moves: random.Random) -> None:
         self._url, self._rows, self._moves = url, rows, moves
+        self._are_all_asynchronous = moves.random() < 0.5
         self._ended, self._lock = threading.Event(), threading.Lock()
         self.counts = Counter[str](changes=0, transactions=0, interrupted=0)
         self.failure: BaseException | None = None
 
     @contextmanager
-    def at_work(self, connections: int) -> Iterator[None]:
-        """Until the block ends. Every other one does not wait for the disk when it commits."""
+    def writing(self, connections: int) -> Iterator[None]:
+        """Until the block ends."""
         self._ended.clear()
-        given = [(random.Random(self._moves.random()), number % 2 == 1) for number in range(connections)]
+        seeds = [self._moves.random() for _ in range(connections)]
+        given = [(random.Random(seed), self._are_all_asynchronous or number % 2 == 1) for number, seed in enumerate(seeds)]
         threads = [threading.Thread(target=self._run, args=each, daemon=True) for each in given]
         for thread in threads:
             thread.start()

@@ -248,7 +248,7 @@ def lazy(server: Database) -> Iterator[None]:
 @pytest.mark.timeout(180)
 @pytest.mark.usefixtures("lazy")
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-def test_a_chunk_has_seen_nothing_that_a_crash_of_the_server_takes_back(server: Database, url: str, end: str) -> None:
+def test_a_chunk_has_seen_nothing_that_a_crash_of_the_server_undoes(server: Database, url: str, end: str) -> None:
     """A commit that does not wait for the disk would be undone, and the id of a transaction would be given to another one."""
     copy = Copy()
     with EmbeddedRun(source_of(url, chunk_rows=1000), clock=time.monotonic) as run:

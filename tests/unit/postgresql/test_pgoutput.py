@@ -78,6 +78,8 @@ def test_changes_are_ordered_by_lsn_also_of_a_transaction_that_has_written_befor
     messages += [start(), insert(b"1", None, None, lsn=LSN + 1), insert(b"2", None, None, lsn=END + 1), commit(END + 9)]
     (decoded,) = pgoutput.Decoder().decode(messages)
     assert decoded.changes[0].lsns.to_pylist() == [LSN + 2, END, END + 1]
+    (decoded,) = pgoutput.Decoder(position=END).decode([start(), relation(), insert(b"1", None, None), commit(END + 9)])
+    assert decoded.changes[0].lsns.to_pylist() == [END]
 
 
 def test_changes_of_two_relations_are_apart_and_ordered_by_their_places(pgoutput):

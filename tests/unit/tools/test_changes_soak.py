@@ -15,18 +15,19 @@ SNAPSHOT = (NAME, "snapshot", 5, "a", 1)
 UPDATE, DELETE, INSERT = (NAME, "update", 7, "a", 2), (NAME, "delete", 8, "a", None), (NAME, "insert", 9, "a", 3)
 
 
-@pytest.mark.parametrize(("changes", "twice", "missing"), [
-    ([INSERT, DELETE, UPDATE, SNAPSHOT], 0, 0), ([SNAPSHOT, UPDATE, UPDATE], 1, 0), ([SNAPSHOT, INSERT], 1, 0),
-    ([SNAPSHOT, SNAPSHOT], 1, 0), ([SNAPSHOT, DELETE, DELETE], 0, 1), ([UPDATE], 0, 1), ([INSERT, DELETE], 0, 1),
-    ([(NAME, "snapshot", 5, "a", 2), UPDATE], 1, 0),
-], ids=["each once", "update", "insert", "chunk", "delete", "no insert", "no row", "in a chunk and the log"])  # fmt: skip
-def test_what_comes_twice_or_not_is_found(changes, twice, missing):
-    assert replayed(changes).wrong == {"twice": twice, "missing": missing}
+@pytest.mark.parametrize(("changes", "wrong"), [
+    ([SNAPSHOT, UPDATE, DELETE, INSERT], {}), ([SNAPSHOT, UPDATE, UPDATE], {"twice": 1}), ([SNAPSHOT, INSERT], {"twice": 1}),
+    ([SNAPSHOT, SNAPSHOT], {"twice": 1}), ([SNAPSHOT, DELETE, DELETE], {"missing": 1}), ([UPDATE], {"missing": 1}),
+    ([(NAME, "snapshot", 5, "a", 2), UPDATE], {"twice": 1}),
+    ([SNAPSHOT, DELETE, (NAME, "insert", 7, "a", 3)], {"disordered": 1}),
+], ids=["each once", "update", "insert", "chunk", "delete", "no insert", "in a chunk and the log", "order"])  # fmt: skip
+def test_what_comes_twice_or_not_is_found(changes, wrong):
+    assert +replayed(changes).wrong == wrong
 
 
 def test_a_replay_ends_with_the_last_versions():
-    assert replayed([SNAPSHOT, DELETE, UPDATE]).rows[NAME] == {}
-    assert replayed([INSERT, DELETE, UPDATE, SNAPSHOT]).rows[NAME] == {"a": 3}
+    assert replayed([SNAPSHOT, UPDATE, DELETE]).rows[NAME] == {}
+    assert replayed([SNAPSHOT, UPDATE, DELETE, INSERT]).rows[NAME] == {"a": 3}
 
 
 def test_a_row_of_one_side_alone_is_different():
@@ -38,7 +39,7 @@ def test_a_row_of_one_side_alone_is_different():
 
 def test_the_committed_results_are_good():
     for run in COMMITTED:
-        assert not any(run[kind] for kind in BAD)
+        assert not any(run.get(kind) for kind in BAD)
         assert run["comparisons"] >= len(SHAPES) * run["rounds"]
     assert sum(run["changes"] for run in COMMITTED) >= 500_000
 
