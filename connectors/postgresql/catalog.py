@@ -61,10 +61,10 @@ def read_log_end(connection: Connection) -> int:
 
 
 def flush_log(connection: Connection) -> None:
-    """Return when the server has all that is visible now on its disk, and the ids of all transactions that have ended.
+    """Return when all that is visible now is on the server's disk, and the ids of all transactions that have ended.
 
-    It shows what a crash would undo: a commit that does not wait for the disk. Ids that a crash undoes, also those
-    of transactions that were rolled back, are given to other transactions.
+    A crash undoes commits that did not wait for the disk, which are visible before, and gives the ids of transactions that are
+    not on it to other ones, also those of transactions that were rolled back.
     """
     with connection.transaction():
         connection.execute("SET LOCAL synchronous_commit = on")

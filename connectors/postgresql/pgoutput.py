@@ -581,7 +581,7 @@ class Decoder:
         """A change without its rows; its number."""
         number: cython.longlong = changes.lsns.rows
         changes.operations.append(kind)
-        # A transaction writes a row, then waits for another one that has yet to delete the row of this key, and commits first.
+        # A transaction writes a row, then may wait for another one that deletes the row of this key later, but commits first.
         changes.lsns.append(self.lsn if self.lsn > self.position else self.position)
         changes.xids.append(self.xid)
         changes.times.append(self.time)

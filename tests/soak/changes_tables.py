@@ -1,6 +1,6 @@
 """The tables of `changes_soak`, and what is written to them: keys of four kinds, values of five, each with each.
 
-Every statement gives the rows that it writes a version of its own (`v`). A row's key and values are made of its number (`n`).
+Every statement gives the rows that it writes another version (`v`). A row's key and values are made of its number (`n`).
 """
 
 import itertools

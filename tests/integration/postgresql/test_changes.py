@@ -255,7 +255,7 @@ def test_a_chunk_has_seen_nothing_that_a_crash_of_the_server_undoes(server: Data
         copy.apply(run.poll(1.0).records)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("SET synchronous_commit = off")
-            for statement in ("BEGIN", "INSERT INTO public.orders VALUES (5000, 'p', 'first')", end):
+            for statement in ("START TRANSACTION", "INSERT INTO public.orders VALUES (5000, 'p', 'first')", end):
                 connection.execute(statement)
         while copy.seen < 3000:
             copy.apply(run.poll(1.0).records)
