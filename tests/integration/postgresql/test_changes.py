@@ -252,13 +252,13 @@ def test_a_chunk_has_seen_nothing_that_a_crash_of_the_server_undoes(server: Data
     """A commit that does not wait for the disk would be undone, and the id of a transaction would be given to another one."""
     copy = Copy()
     with EmbeddedRun(source_of(url, chunk_rows=1000), clock=time.monotonic) as run:
-        copy.apply(run.poll(1.0).records)
+        copy.apply(run.poll(1.0).records.to_pylist())
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("SET synchronous_commit = off")
             for statement in ("START TRANSACTION", "INSERT INTO public.orders VALUES (5000, 'p', 'first')", end):
                 connection.execute(statement)
         while copy.seen < 3000:
-            copy.apply(run.poll(1.0).records)
+            copy.apply(run.poll(1.0).records.to_pylist())
         state = run.checkpoint()
         server.kill()
     server.restart()
