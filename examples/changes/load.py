@@ -59,7 +59,7 @@ class Load:
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(clients)]
         self.counts: Counter[str] = Counter()
-        """Transactions: `committed`, `rolled back`, and `lost` with the server, of which some may be committed."""
+        """Transactions: `committed`, `rolled back`, and `interrupted` by kills, of which some may be committed."""
 
     def __enter__(self) -> Self:
         """Start them."""
@@ -86,7 +86,7 @@ class Load:
                         self._count(self._transfer(connection, moves))
                         time.sleep(PAUSE_S)
             except (psycopg.OperationalError, psycopg.Rollback):  # of a rollback when the server was killed, too
-                self._count("lost")
+                self._count("interrupted")
                 time.sleep(0.2)
 
     def _count(self, outcome: str) -> None:
