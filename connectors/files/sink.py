@@ -40,7 +40,7 @@ from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome, RecordedEpoch, Transaction, TwoPhaseSink
 from headrace.connectors.files.formats import FileFormat, RowWriter, create_writer, has_codec
 from headrace.connectors.files.handles import CLEANED_UP, OPEN, FileHandle, FileHandleSerializer, temporary_name
-from headrace.connectors.files.store import TABLES, Store, is_local, normal_path, open_store
+from headrace.connectors.files.store import TABLES, Store, given_path, is_local, open_store
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class FileSink(TwoPhaseSink[FileHandle], EpochRecord, WriterCommit):
 
     def __post_init__(self) -> None:
         """Check, and make the path absolute."""
-        object.__setattr__(self, "path", normal_path(self.path))
+        object.__setattr__(self, "path", given_path(self.path))
         if self.row_group_bytes < 1:
             raise UsageError(f"row_group_bytes must be at least 1, not {self.row_group_bytes}")
         if self.compression is not None and self.format is not FileFormat.PARQUET:

@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any
+from urllib.parse import unquote_to_bytes
 from uuid import uuid4
 
 from headrace.enumerator.errors import UsageError
@@ -323,6 +324,16 @@ def normal_path(path: str) -> str:
     if any(letter in path for letter in "*?["):
         raise UsageError(f"{path}: fsspec takes '*', '?' and '[' for patterns")
     return path.rstrip("/")
+
+
+def given_path(path: str) -> str:
+    """The same of a path that a program gives, in whose `file:` URL a space may be `%20`. Spark's own paths have no such."""
+    return normal_path(os.fsdecode(unquote_to_bytes(os.fsencode(path))) if path.startswith("file:") else path)
+
+
+def as_given(path: str) -> str:
+    """A path as Spark has it for `given_path`."""
+    return path.replace("%", "%25") if path.startswith("file:") else path
 
 
 def open_store(path: str, options: Mapping[str, Any]) -> Store:

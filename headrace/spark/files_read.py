@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from headrace.connectors.files.read.columns import data_columns
 from headrace.connectors.files.read.source import FileSource, FormatName
+from headrace.connectors.files.store import as_given
 from headrace.enumerator.errors import UsageError
 from headrace.runners.restarts import duration_s
 from headrace.runners.spark.bounded import BoundedReader, pickled, spark_types
@@ -128,7 +129,7 @@ def _source(given: Mapping[str, Any], schema: pa.Schema, inferred: str | None, *
         arguments.pop("discovery_interval_s", None)
     form = given.get("fileFormat", SparkReadFormat.PARQUET)
     name: FormatName = "jsonl" if form is SparkReadFormat.JSON else form.value
-    source = FileSource(given["path"], format=name, watch=watch, **arguments)
+    source = FileSource(as_given(given["path"]), format=name, watch=watch, **arguments)
     source.plan.pin_schema(inferred)
     return source
 
@@ -137,4 +138,4 @@ def _after_read(given: Mapping[str, Any]) -> str | None:
     chosen, folder = given.get("cleanSource", "off"), given.get("sourceArchiveDir")
     if (chosen == "archive") != (folder is not None):
         raise UsageError("options 'cleanSource=archive' and 'sourceArchiveDir' go together")
-    return f"archive:{folder}" if chosen == "archive" else chosen if chosen == "delete" else None
+    return f"archive:{as_given(str(folder))}" if chosen == "archive" else chosen if chosen == "delete" else None

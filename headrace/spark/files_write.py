@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from headrace.connectors.files.formats import FileFormat
 from headrace.connectors.files.sink import FileSink
+from headrace.connectors.files.store import as_given
 from headrace.spark.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, choice, json_object, sink_write, text
 
 
@@ -45,4 +46,4 @@ def file_write(options: Mapping[str, str]) -> SinkWrite[FileSink]:
     """Raises UsageError naming the option that is missing, unknown or wrong. Touches nothing; no message shows a secret."""
     given, _ = OPTIONS.parse(options)
     file_format, store = _FORMATS[given.get("fileFormat", SparkFormat.PARQUET)], given.get("storageOptions", {})
-    return sink_write(FileSink(given["path"], file_format, given.get("compression"), storage_options=store), given)
+    return sink_write(FileSink(as_given(given["path"]), file_format, given.get("compression"), storage_options=store), given)

@@ -16,7 +16,7 @@ from headrace.connectors.files.read.cursor import age_order
 from headrace.connectors.files.read.folders import Folder, FoundFile, open_folder
 from headrace.connectors.files.read.formats import ReadFormat
 from headrace.connectors.files.read.split import FileSplit, shown
-from headrace.connectors.files.store import TABLES, is_local, normal_path
+from headrace.connectors.files.store import TABLES, given_path, is_local
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, StateError, UsageError
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class FilePlan:
 
     def __post_init__(self) -> None:
         """Check. Raises UsageError."""
-        self.path = self.path if self.filesystem is not None else normal_path(self.path)
+        self.path = self.path if self.filesystem is not None else given_path(self.path)
         self._check()
 
     def _check(self) -> None:
@@ -78,7 +78,7 @@ class FilePlan:
         if target == after_read or not target:
             raise UsageError(f"after_read must be 'delete' or 'archive:<folder>', not {after_read!r}")
         if self.filesystem is None:
-            target = normal_path(target)
+            target = given_path(target)
             if target.partition("://")[0] != self.path.partition("://")[0] and not is_local(target) == is_local(self.path):
                 raise UsageError(f"the archive {target} must be in the filesystem of {self.path}")
         if f"{target}/".startswith(f"{self.path.rstrip('/')}/"):

@@ -89,6 +89,7 @@ def test_names_before_and_after():
 @pytest.mark.parametrize(("path", "normal"), [
     ("/a/b/", "/a/b"), ("/a/../b", "/b"), ("file:///a/b", "/a/b"), ("file:/a/b", "/a/b"), ("a", os.path.abspath("a")),
     ("s3://bucket/a/", "s3://bucket/a"), ("./a:b", os.path.abspath("a:b")), ("/a://b", "/a:/b"),
+    ("file:///a%20b", "/a b"), ("file:/a%2520b", "/a%20b"), ("/a%20b", "/a%20b"),
 ])  # fmt: skip
 def test_a_path_means_the_same_in_every_process(path, normal):
     sink = FileSink(path)

@@ -17,6 +17,7 @@ from headrace.connectors.tables.delta import DeltaSink
 from headrace.connectors.tables.iceberg import IcebergSink
 from headrace.enumerator.errors import UsageError
 from headrace.spark.connectors import planned_batch_write, planned_stream_write, reading
+from headrace.spark.files_read import file_stream_reader
 from headrace.spark.files_write import file_write
 from headrace.spark.kafka_write import kafka_write
 from headrace.spark.table_write import delta_write, iceberg_write
@@ -206,6 +207,12 @@ class TestSql:
 class TestFiles:
     def test_defaults(self):
         assert file_write({"path": "/tmp/out"}).sink == FileSink("/tmp/out", FileFormat.PARQUET)
+
+    def test_a_path_is_quoted_as_spark_has_it(self):
+        """Not at all, unlike the URLs of programs: a partition's folder is `file:/t/city=a%2Fb` to Spark."""
+        for path in ("file:/t/city=a%2Fb", "file:///t/city=a%2Fb", "/t/city=a%2Fb"):
+            assert file_write({"path": path}).sink.path == "/t/city=a%2Fb"
+            assert file_stream_reader({"path": path}, StructType(), None)._job.source.plan.path == "/t/city=a%2Fb"
 
     def test_json(self):
         assert file_write({"path": "/tmp/out", "fileformat": "json"}).sink == FileSink("/tmp/out", FileFormat.JSON_LINES)
