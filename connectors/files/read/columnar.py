@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
-import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from headrace.connectors.files.read.columns import FileColumns, FileRows, check_fits, is_list, plain_schema
 from headrace.connectors.files.read.split import FileSplit
@@ -19,7 +19,6 @@ from headrace.connectors.formats.avro.schema import parse
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, UsageError
 
 _IPC_MAGIC = b"ARROW1"
-_PARQUET = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # as nanoseconds, the end of time would be another year
 
 
 class ColumnarFormat(ABC):
@@ -43,26 +42,24 @@ class Parquet(ColumnarFormat):
     is_cut = True
 
     def schema(self, file: pa.NativeFile) -> pa.Schema:
-        return _with_instants(_PARQUET.make_fragment(file))
+        return _with_instants(_parquet(file))
 
     def read(self, file: pa.NativeFile, split: FileSplit, columns: FileColumns, batch_rows: int) -> Iterator[FileRows]:
-        """By pyarrow's dataset, which reads ahead in other threads."""
-        fragment = _PARQUET.make_fragment(file)
-        found = fragment.physical_schema
-        check_fits(_with_instants(fragment), columns)
-        groups, behind = list(split.share(fragment.num_row_groups)), split.delivered
-        rows = fragment.metadata
+        """Column by column, in pyarrow's threads. Its dataset has names of its own, such as `__filename`."""
+        opened = _parquet(file)
+        found, rows = opened.schema_arrow, opened.metadata
+        check_fits(_with_instants(opened), columns)
+        groups, behind = list(split.share(rows.num_row_groups)), split.delivered
         while groups and rows.row_group(groups[0]).num_rows <= behind:
             behind -= rows.row_group(groups.pop(0)).num_rows
         if not groups:
             return
         names = [name for name in columns.wanted.names if name in found.names]
-        part = fragment.subset(row_group_ids=groups)
-        for batch in part.to_batches(columns=names, schema=found, batch_size=batch_rows):
+        for batch in opened.iter_batches(batch_rows, groups, names):
             rest = batch.slice(min(behind, batch.num_rows))
             behind -= batch.num_rows - rest.num_rows
             if rest.num_rows:
-                yield _rows(rest)
+                yield FileRows.of(rest)
 
 
 class ArrowIpc(ColumnarFormat):
@@ -93,7 +90,7 @@ class ArrowIpc(ColumnarFormat):
             rest = batch.slice(min(behind, batch.num_rows))
             behind -= batch.num_rows - rest.num_rows
             for first in range(0, rest.num_rows, batch_rows):
-                yield _rows(rest.slice(first, batch_rows))
+                yield FileRows.of(rest.slice(first, batch_rows))
 
 
 class Avro(ColumnarFormat):
@@ -122,9 +119,14 @@ class Avro(ColumnarFormat):
             yield FileRows(arrays, len(rows), len(rows))
 
 
-def _with_instants(fragment: ds.ParquetFileFragment) -> pa.Schema:
+def _parquet(file: pa.NativeFile) -> pq.ParquetFile:
+    """Times of INT96 in microseconds: as nanoseconds, the end of time would be another year."""
+    return pq.ParquetFile(file, pre_buffer=True, coerce_int96_timestamp_unit="us")
+
+
+def _with_instants(file: pq.ParquetFile) -> pa.Schema:
     """The file's columns, those of INT96 as instants, which they are to those who write them."""
-    found, columns = fragment.physical_schema, fragment.metadata.schema
+    found, columns = file.schema_arrow, file.metadata.schema
     stored = [columns.column(number).physical_type for number in range(len(columns))]
     if "INT96" not in stored:
         return found
@@ -148,10 +150,6 @@ def _is_ipc_file(file: pa.NativeFile) -> bool:
     start = file.read(len(_IPC_MAGIC))
     file.seek(0)
     return bool(start == _IPC_MAGIC)
-
-
-def _rows(batch: pa.RecordBatch) -> FileRows:
-    return FileRows(dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows, batch.num_rows)
 
 
 def _avro() -> Any:  # noqa: ANN401 - a module without types

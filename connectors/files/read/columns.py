@@ -50,6 +50,11 @@ class FileRows:
     records: int
     bad: Sequence[BadRow] = ()
 
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> FileRows:
+        """Those of a batch, all of them good."""
+        return cls(dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows, batch.num_rows)
+
 
 @dataclass(frozen=True)
 class Columns:
