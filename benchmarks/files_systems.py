@@ -42,12 +42,12 @@ _NO_LINES = pa.record_batch([pa.array([], pa.string())], schema=_TEXT)
 
 def local_files(context: Context, work: Files) -> Measurement:
     """All records as Arrow batches, and the sum of their numbers. Records per second."""
-    records = total = 0
+    records, total, names = 0, 0, work.asked.names
     started = time.perf_counter()
     for batch in _LOCAL[context.system](work, str(work.folder(context.bootstrap))):
         records += batch.num_rows
         total += pc.sum(batch.column(NUMBER)).as_py()
-        if batch.schema.names != work.asked.names:
+        if batch.schema.names != names:
             raise RuntimeError(f"{context.system} gave {batch.schema.names}")
     seconds = time.perf_counter() - started
     right = total == work.records * (work.records - 1) // 2
