@@ -327,12 +327,12 @@ def normal_path(path: str) -> str:
 
 
 def given_path(path: str) -> str:
-    """The same of a path that a program gives, in whose `file:` URL a space may be `%20`. Spark's own paths have no such."""
+    """The same of a path that a program gives, in whose `file:` URL a space may be `%20`. Hadoop's paths are not quoted."""
     return normal_path(os.fsdecode(unquote_to_bytes(os.fsencode(path))) if path.startswith("file:") else path)
 
 
 def as_given(path: str) -> str:
-    """A path as Spark has it for `given_path`."""
+    """A path of Hadoop for `given_path`."""
     return path.replace("%", "%25") if path.startswith("file:") else path
 
 

@@ -56,6 +56,7 @@ _REOPENS = r'\][ \t\r\n]*,[ \t\r\n]*"(?:[^"\\]|\\.)*"[ \t\r\n]*:[ \t\r\n]*\['
 _BLANK = r"[ \t\r\n]*"
 _SCALAR = r'(?:[^"\[\]{},]*|[ \t\r\n]*"(?:[^"\\]|\\.)*"[ \t\r\n]*)'
 _WIDTHS = {32: "<f", 64: "<d"}
+_MOST_DIGITS = 38  # of a decimal of 128 bits
 _BRIEF = 120  # characters of the reader's own message
 
 
@@ -77,6 +78,7 @@ class JsonFormat(ValueFormat):
         self._time_zone = time_zone
         self._read_type = as_texts(self._type)
         self._schema = pa.schema([("v", pa.list_(self._read_type))])
+        self._wide = wide_decimals(self._schema)
         refused = unwritable(arrow_type) or _unreadable(arrow_type)
         if refused is not None:
             raise UsageError(f"JSON values cannot be read as {refused}; take a string, and convert it")
@@ -237,10 +239,43 @@ class JsonFormat(ValueFormat):
             # What closes the array and opens another one is wrong where there is no array, and what is right there was refused.
             _parsed(_joined(reopening, b'{"v":', b"}"), _NOTHING, len(reopening))
         column.validate(full=True)  # the reader takes decimals of more digits than the type's
+        if self._wide is not None:
+            check_decimals(column, _parsed(lines, self._wide, len(texts)).column(0).combine_chunks())
         # Python has looked at those in which an infinity is spelled.
         if is_infinite(column) and is_infinite(column.filter(pc.invert(pc.match_substring_regex(texts, _SPELLED)))):
             raise pa.ArrowInvalid("a number is too large")
         return column.flatten()
+
+
+def wide_decimals(schema: pa.Schema) -> pa.Schema | None:
+    """Its decimals of 128 bits in 256, where the reader might let a number run over as it scales it; None without such."""
+    kind = _wide(pa.struct(list(schema)))
+    return None if kind is None else pa.schema(list(kind))
+
+
+def _wide(kind: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_struct(kind):
+        fields = [(each.name, _wide(each.type)) for each in kind]
+        wide = [(name, inner) for name, inner in fields if inner is not None]
+        return pa.struct(wide) if wide else None
+    if _is_list(kind):
+        inner = _wide(kind.value_type)
+        return None if inner is None else pa.list_(inner)
+    # the reader refuses a number of more digits than the type's, so that 256 bits hold any that is scaled
+    is_narrow = pa.types.is_decimal128(kind) and kind.precision + kind.scale > _MOST_DIGITS
+    return pa.decimal256(2 * _MOST_DIGITS, kind.scale) if is_narrow else None
+
+
+def check_decimals(values: pa.Array, wide: pa.Array) -> None:
+    """Raise ArrowInvalid where a number has run over. `wide`: the same values read as `wide_decimals` has them."""
+    if pa.types.is_struct(wide.type):
+        parts = dict(zip((each.name for each in values.type), values.flatten(), strict=True))
+        for each, part in zip(wide.type, wide.flatten(), strict=True):
+            check_decimals(parts[each.name], part)
+    elif _is_list(wide.type):
+        check_decimals(values.flatten(), wide.flatten())
+    elif not values.cast(wide.type).equals(wide):
+        raise pa.ArrowInvalid("a number is too large")
 
 
 def is_infinite(values: pa.Array) -> bool:

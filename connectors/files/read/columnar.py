@@ -45,7 +45,7 @@ class Parquet(ColumnarFormat):
         return _with_instants(_parquet(file))
 
     def read(self, file: pa.NativeFile, split: FileSplit, columns: FileColumns, batch_rows: int) -> Iterator[FileRows]:
-        """Column by column, in pyarrow's threads. Its dataset has names of its own, such as `__filename`."""
+        """Column by column, in pyarrow's threads. Its dataset reserves names, such as `__filename`."""
         opened = _parquet(file)
         found, rows = opened.schema_arrow, opened.metadata
         check_fits(_with_instants(opened), columns)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from itertools import chain, pairwise
+from threading import Lock
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,20 +24,27 @@ from pyarrow import json as arrow_json
 from headrace.connectors.files.read.columns import BadRow, FileRows, check_names
 from headrace.connectors.files.read.split import FileSplit
 from headrace.connectors.formats.json_times import as_texts, with_times
-from headrace.connectors.formats.json_values import JsonFormat, is_infinite
+from headrace.connectors.formats.json_values import JsonFormat, check_decimals, is_infinite, wide_decimals
 from headrace.connectors.formats.plain import StringFormat
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, is_text
 from headrace.enumerator.errors import CorruptDataError, UsageError
 
+T = TypeVar("T")
 BLOCK_BYTES = 8 << 20
 SAMPLE_BYTES = 1 << 20
+_WINDOW = 256  # lines that are searched together
 _LINE_BYTES = 64 << 10
-_AT_ONCE = 2
+_AT_ONCE = max(2, min(pa.cpu_count(), 8))
+"""Blocks that are parsed at once, each by one thread: by several, as pyarrow would, that takes a third more of CPU time."""
+_SERIAL = arrow_json.ReadOptions(use_threads=False, block_size=4 << 20)
 _BOM = b"\xef\xbb\xbf"
 _LARGE = re.compile(rb"(?<![.\d])\d{19}")
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 _NO_ROW = "is not a row of these columns"
+_TOO_LARGE = "a number is too large for the column's type"
 _NO_END = "a quoted value does not end in its line"
+_ROW = re.compile(r"Row #(\d+): ")
+_IN_COLUMN = re.compile(r"In CSV column #(\d+): ")
 _QUOTED = re.compile(r"(columns, got \d+|invalid value)[: ].*", re.DOTALL)
 
 
@@ -83,19 +91,19 @@ def _converting(csv: Csv, wanted: pa.Schema, names: Sequence[str]) -> arrow_csv.
 
 
 class LineDecoder(Protocol):
-    """Lines to the struct of the columns that are wanted."""
+    """Lines to the struct of the columns that are wanted. In any threads."""
 
     def decode(self, values: pa.Array) -> DecodedValues:
         """As a value format does."""
 
-    def whole(self, block: bytes, lines: int) -> pa.StructArray | None:
-        """The same of a block of as many lines, read at once, if a row for each line is all there is in it. In any thread."""
+    def whole(self, block: bytearray, lines: int) -> pa.Table | None:
+        """The same of a block of as many lines, read at once, if a row for each line is all there is in it."""
 
 
 class TextDecoder:
     """A line is the column `value`."""
 
-    def whole(self, block: bytes, lines: int) -> None:
+    def whole(self, block: bytearray, lines: int) -> None:
         """Not so."""
 
     def decode(self, values: pa.Array) -> DecodedValues:
@@ -103,29 +111,40 @@ class TextDecoder:
         return DecodedValues(pa.StructArray.from_arrays([decoded], ["value"]), bad)
 
 
+def _parsing_json(schema: pa.Schema) -> arrow_json.ParseOptions:
+    return arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+
+
 class JsonDecoder:
     """A line is an object."""
 
     def __init__(self, kind: pa.DataType, time_zone: str | Callable[[], str]) -> None:
-        self._format = JsonFormat(kind, time_zone=time_zone)
-        self._parsing = arrow_json.ParseOptions(explicit_schema=pa.schema(list(kind)), unexpected_field_behavior="ignore")
+        self._format, self._lock = JsonFormat(kind, time_zone=time_zone), Lock()
+        self._parsing = _parsing_json(pa.schema(list(kind)))
+        wide = wide_decimals(pa.schema(list(kind)))
+        self._wide = None if wide is None else _parsing_json(wide)
         self._is_plain = as_texts(kind) == kind
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        return self._format.decode(values)
+        with self._lock:  # a format is for one thread at a time
+            return self._format.decode(values)
 
-    def whole(self, block: bytes, lines: int) -> pa.StructArray | None:
+    def whole(self, block: bytearray, lines: int) -> pa.Table | None:
         """Where each line starts and ends as an object does, none is of several lines, and as many rows are one each."""
         is_clean = block.startswith(b"{") and block.endswith((b"}\n", b"}")) and block.count(b"}\n{") == lines - 1
-        if not self._is_plain or not is_clean or _has_no_number(block) or not (block.isascii() or is_text(block)):
+        if not self._is_plain or not is_clean or _has_no_number(block) or not (block.isascii() or is_text(bytes(block))):
             return None
-        table = arrow_json.read_json(pa.BufferReader(block), parse_options=self._parsing)
+        table = arrow_json.read_json(pa.BufferReader(block), _SERIAL, self._parsing)
         table.validate(full=True)  # the reader takes decimals of more digits than the type's
-        rows = _structs(table, lines)
-        return None if rows is None or is_infinite(rows) else rows  # as no infinity is spelled here, a number is too large
+        if self._wide is not None:
+            wide = arrow_json.read_json(pa.BufferReader(block), _SERIAL, self._wide)
+            check_decimals(*(each.to_struct_array().combine_chunks() for each in (table, wide)))
+        # as no infinity is spelled here, a number is too large
+        is_infinite_in = any(is_infinite(part) for column in table.columns for part in column.chunks)
+        return None if table.num_rows != lines or is_infinite_in else table
 
 
-def _has_no_number(block: bytes) -> bool:
+def _has_no_number(block: bytearray) -> bool:
     """Whether the reader might take NaN or Inf for a number. One byte is searched for much faster than three."""
     return (b"N" in block and b"NaN" in block) or (b"I" in block and b"Inf" in block)
 
@@ -137,39 +156,90 @@ class CsvDecoder:
         self._names = list(names)
         self._parsing, self._converting = _parsing(csv), _converting(csv, wanted, names)
         self._kind = pa.struct([each for each in wanted if each.name in names])
+        self._decimals = [each.name for each in self._kind if pa.types.is_decimal(each.type)]
 
-    def whole(self, block: bytes, lines: int) -> pa.StructArray | None:
+    def whole(self, block: bytearray, lines: int) -> pa.Table | None:
         """Rows are never more than the lines: if they are as many, none is of several lines, and none blank."""
         if not self._kind.num_fields:
             return None
         self._check_quotes(as_lines(block[block.rfind(b"\n", 0, -1) + 1 :]))
-        return _structs(self._parsed(pa.py_buffer(block), 1 << 20), lines)
+        table = self._parsed(pa.py_buffer(block), 1 << 20)
+        return table if table.num_rows == lines else None
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """Lines with other numbers of columns cost nothing, others that are bad are found by halving."""
-        bad: list[BadValue] = []
+        """Lines with too many or few columns, or a value that its type never has, are found at once; others one by one."""
         counts = pc.add(pc.count_substring(values, self._parsing.delimiter), 1)
-        counted = pc.or_(pc.equal(counts, len(self._names)), pc.match_substring(values, self._parsing.quote_char))
-        places = pc.indices_nonzero(counted)
-        parts = self._halved(values.take(places), 0, bad)
-        found = pa.concat_arrays(parts) if parts else pa.nulls(0, self._kind)
-        if len(places) == len(values):
-            return DecodedValues(found, bad)
-        bad = [each._replace(row=places[each.row].as_py()) for each in bad]
-        for row in pc.indices_nonzero(pc.invert(counted)).to_pylist():
-            bad.append(BadValue(row, f"{_NO_ROW}: Expected {len(self._names)} columns, got {counts[row]}"))
-        rows = pc.subtract(pc.cumulative_sum(counted.cast(pa.int64())), 1)
-        return DecodedValues(found.take(pc.if_else(counted, rows, None)), sorted(bad))
+        taken = pc.or_(pc.equal(counts, len(self._names)), pc.match_substring(values, self._parsing.quote_char))
+        others = pc.indices_nonzero(pc.invert(taken)).to_pylist()
+        bad = {row: f"Expected {len(self._names)} columns, got {counts[row]}" for row in others}
+        finders = iter((self._misfits_in_one, self._misfits, self._searched))
+        decoded = None
+        while decoded is None:
+            lines = values.filter(taken)
+            try:
+                decoded = self._read(lines) if len(lines) else pa.nulls(0, self._kind)
+            except pa.ArrowInvalid as error:
+                rows = pc.indices_nonzero(taken)
+                bad |= {rows[at].as_py(): reason for at, reason in next(finders)(lines, str(error)).items()}
+                taken = _all_but(bad, len(values))
+        if bad:
+            decoded = decoded.take(pc.if_else(taken, pc.subtract(pc.cumulative_sum(taken.cast(pa.int64())), 1), None))
+        return DecodedValues(decoded, [BadValue(row, f"{_NO_ROW}: {bad[row]}") for row in sorted(bad)])
 
-    def _halved(self, lines: pa.Array, first: int, bad: list[BadValue]) -> list[pa.Array]:
+    def _misfits_in_one(self, lines: pa.Array, error: str) -> dict[int, str]:
+        """Those of the column that the error is of: most often the others are good."""
+        found = _IN_COLUMN.search(error)
+        return {} if found is None else self._misfits_of([self._names[int(found[1])]], lines)
+
+    def _misfits(self, lines: pa.Array, _error: str) -> dict[int, str]:
+        return self._misfits_of(self._kind.names, lines)
+
+    def _misfits_of(self, columns: Sequence[str], lines: pa.Array) -> dict[int, str]:
+        """Lines with a value in these columns that is not like those of the column's type, and why."""
+        patterns = {name: _pattern(self._kind.field(name).type) for name in columns}
+        names = [name for name in columns if patterns[name] is not None]
+        converting = self._converting_to(pa.binary(), names)
+        converting.strings_can_be_null = True
+        data = _joined(lines)
         try:
-            return [self._read(lines)] if len(lines) else []
+            texts = self._table(data, max(data.size + 1, 1 << 20), converting) if names else pa.table({})
+        except pa.ArrowInvalid:
+            return {}
+        bad: dict[int, str] = {}
+        for name in names if texts.num_rows == len(lines) else ():
+            kind = self._kind.field(name).type
+            fit = pc.match_substring_regex(texts[name], patterns[name])
+            if pa.types.is_integer(kind) and kind.bit_width < 64 and pc.all(fit).as_py():
+                with suppress(pa.ArrowInvalid):
+                    numbers = self._table(data, max(data.size + 1, 1 << 20), self._converting_to(pa.int64(), [name]))[name]
+                    is_hex = pc.match_substring(texts[name], "x", ignore_case=True)  # 0xFF is -1 of 8 bits
+                    fit = pc.or_(is_hex, pc.equal(numbers, numbers.cast(kind, safe=False).cast(pa.int64())))
+            reason = f"In CSV column #{self._names.index(name)}: CSV conversion error to {kind}: invalid value"
+            bad = dict.fromkeys(pc.indices_nonzero(pc.invert(fit)).to_pylist(), reason) | bad  # a null is good
+        return bad
+
+    def _searched(self, lines: pa.Array, _error: str) -> dict[int, str]:
+        """All lines that cannot be read, and why."""
+        bad: dict[int, str] = {}
+        for first in range(0, len(lines), _WINDOW):
+            self._search(lines.slice(first, _WINDOW), first, bad)
+        return bad
+
+    def _search(self, lines: pa.Array, first: int, bad: dict[int, str]) -> None:
+        """Where the reader names the line that it cannot read, what is before and behind it is read again; else both halves."""
+        try:
+            if len(lines):
+                self._read(lines)
+            return
         except pa.ArrowInvalid as error:
             if len(lines) == 1:
-                bad.append(BadValue(first, f"{_NO_ROW}: {_reason(error)}"))
-                return [pa.nulls(1, self._kind)]
-        half = len(lines) // 2
-        return [*self._halved(lines.slice(0, half), first, bad), *self._halved(lines.slice(half), first + half, bad)]
+                bad[first] = _reason(error)
+                return
+            row = _ROW.search(str(error))
+        at = len(lines) // 2 if row is None else min(int(row[1]), len(lines)) - 1
+        ends = (0, at, at + 1, len(lines)) if row is not None else (0, at, len(lines))
+        for start, stop in pairwise(ends):
+            self._search(lines.slice(start, stop - start), first + start, bad)
 
     def _read(self, lines: pa.Array) -> pa.Array:
         if not self._kind.num_fields:
@@ -196,28 +266,72 @@ class CsvDecoder:
             raise pa.ArrowInvalid(_NO_END)
 
     def _parsed(self, data: pa.Buffer, block_size: int) -> pa.Table:
-        reading = arrow_csv.ReadOptions(column_names=self._names, block_size=block_size)
-        options = {"read_options": reading, "parse_options": self._parsing, "convert_options": self._converting}
-        table = arrow_csv.read_csv(pa.BufferReader(data), **options)
+        table = self._table(data, block_size, self._converting)
         large = [each.name for each in table.schema if pa.types.is_floating(each.type) and is_infinite(table[each.name])]
         if large:
-            options["convert_options"] = arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(large, pa.string()), include_columns=large
-            )
-            texts = arrow_csv.read_csv(pa.BufferReader(data), **options)
+            texts = self._table(data, block_size, self._converting_to(pa.string(), large))
             found = (texts[name].filter(pc.is_inf(table[name])) for name in large)
             if not all(pc.all(pc.match_substring(each, "inf", ignore_case=True)).as_py() for each in found):
-                raise pa.ArrowInvalid("a number is too large for the column's type")
+                raise pa.ArrowInvalid(_TOO_LARGE)
+        self._check_decimals(table, data, block_size)
         return table
+
+    def _check_decimals(self, table: pa.Table, data: pa.Buffer, block_size: int) -> None:
+        """Raise ArrowInvalid for numbers of more digits than the type's, or that the reader has let run over 128 bits."""
+        if not self._decimals:
+            return
+        table.select(self._decimals).validate(full=True)
+        kinds = {each.name: each.type for each in self._kind if each.name in self._decimals}
+        names = [name for name, kind in kinds.items() if kind.precision + kind.scale > 38]
+        numbers = self._table(data, block_size, self._converting_to(pa.float64(), names)) if names else table
+        for name in names:
+            most = 1.5 * 10.0 ** (kinds[name].precision - kinds[name].scale)
+            if pc.any(pc.greater(pc.abs(numbers[name]), most)).as_py():
+                raise pa.ArrowInvalid(_TOO_LARGE)
+
+    def _converting_to(self, kind: pa.DataType, names: Sequence[str]) -> arrow_csv.ConvertOptions:
+        """The texts of these columns as of another type, with the same nulls."""
+        nulls = self._converting.null_values
+        return arrow_csv.ConvertOptions(column_types=dict.fromkeys(names, kind), include_columns=names, null_values=nulls)
+
+    def _table(self, data: pa.Buffer, block_size: int, converting: arrow_csv.ConvertOptions) -> pa.Table:
+        reading = arrow_csv.ReadOptions(column_names=self._names, block_size=block_size, use_threads=False)
+        options = {"read_options": reading, "parse_options": self._parsing, "convert_options": converting}
+        return arrow_csv.read_csv(pa.BufferReader(data), **options)
+
+
+_DAY = r"\d{4}-?(0\d|1[0-2])-?([0-2]\d|3[01])"
+
+
+def _pattern(kind: pa.DataType) -> str | None:
+    """What each text is like that the reader takes for a value of this type, and few others are. None: any."""
+    types = pa.types
+    if types.is_integer(kind):
+        return rf"\A\s*[+-]?(0*\d{{1,{len(str(1 << kind.bit_width))}}}|0[xX][0-9a-fA-F]+)\s*\z"
+    if types.is_floating(kind):
+        return r"\A\s*[-+.0-9eE]+\s*\z|(?i)inf|nan"
+    if types.is_decimal(kind):
+        return r"\A\s*[-+.0-9eE]+\s*\z"
+    if types.is_boolean(kind):
+        return r"(?i)\A\s*(0|1|true|false)\s*\z"
+    if types.is_date(kind) or types.is_timestamp(kind):
+        return rf"\A\s*{_DAY}"
+    return r"\A\s*\d\d" if types.is_time(kind) else None
 
 
 def _reason(error: Exception) -> str:
     """The reader's own, without the row of the block that was made here, and without the value."""
-    text = _QUOTED.sub(r"\1", str(error)).removeprefix("CSV parse error: ")
-    return text.split(": ", 1)[1] if text.startswith("Row #") else text
+    return _ROW.sub("", _QUOTED.sub(r"\1", str(error)).removeprefix("CSV parse error: "))
 
 
-def _count(block: bytes) -> int:
+def _all_but(rows: Iterable[int], count: int) -> pa.Array:
+    taken = [True] * count
+    for row in rows:
+        taken[row] = False
+    return pa.array(taken)
+
+
+def _count(block: bytearray) -> int:
     return block.count(b"\n") + (not block.endswith(b"\n"))
 
 
@@ -241,7 +355,7 @@ class LineFormat(Protocol):
     @property
     def skips_blank(self) -> bool: ...
     def decoder(self, wanted: pa.Schema, first_line: bytes) -> LineDecoder: ...
-    def inferred(self, sample: bytes) -> pa.Schema:
+    def inferred(self, sample: bytes | bytearray) -> pa.Schema:
         """From whole lines, the header among them."""
 
 
@@ -255,7 +369,7 @@ class LinesOfText:
         """Into the column `value`."""
         return TextDecoder()
 
-    def inferred(self, sample: bytes) -> pa.Schema:
+    def inferred(self, sample: bytes | bytearray) -> pa.Schema:
         """The column `value`."""
         return pa.schema([("value", pa.string())])
 
@@ -273,7 +387,7 @@ class LinesOfJson:
         """As `JsonFormat` has it."""
         return JsonDecoder(pa.struct(list(wanted)), self.time_zone)
 
-    def inferred(self, sample: bytes) -> pa.Schema:
+    def inferred(self, sample: bytes | bytearray) -> pa.Schema:
         """As pyarrow does it; times as they are read here, with a zone where they have one, and large numbers as decimals."""
         reading = arrow_json.ReadOptions(block_size=max(len(sample), 1))
         found, lines = arrow_json.read_json(pa.BufferReader(sample), reading).schema, _filled(as_lines(sample))
@@ -330,7 +444,7 @@ class LinesOfCsv:
                 raise CorruptDataError(f"it has the column {name!r} {names.count(name)} times")
         return CsvDecoder(self.csv, names, wanted)
 
-    def inferred(self, sample: bytes) -> pa.Schema:
+    def inferred(self, sample: bytes | bytearray) -> pa.Schema:
         """As pyarrow does it, but for `_with_large`."""
         reading = arrow_csv.ReadOptions(autogenerate_column_names=not self.csv.header)
         options = {"read_options": reading, "parse_options": _parsing(self.csv)}
@@ -360,33 +474,43 @@ def read_lines(
     `file`: unpacked, and then the range is all of it.
     """
     stop = split.stop if split.stop < split.size else None
-    header = b""
+    header: bytes | bytearray = b""
     if lines_of.has_header and split.start:
         header = next(line_blocks(file, 0, 1, _LINE_BYTES), b"")
         file.seek(0)
     blocks = line_blocks(file, split.start, stop)
     if lines_of.has_header and not split.start:
-        header, _, rest = next(blocks, b"").partition(b"\n")
-        if not header and not rest:
+        block = next(blocks, bytearray())
+        if not block.removesuffix(b"\n"):
             return
-        blocks = chain((rest,), blocks)
+        end = block.find(b"\n") + 1 or len(block)
+        header = bytes(block[:end])
+        del block[:end]
+        blocks = chain((block,), blocks)
     decoder = lines_of.decoder(wanted, _trimmed(header))
-    for block, whole in _parsed_ahead(_undelivered(blocks, split.delivered), decoder):
-        lines = as_lines(block.text) if whole is None else whole
-        for first in range(block.delivered, block.lines, batch_rows):
-            part = lines.slice(first, batch_rows)
-            yield _decoded(part, decoder, lines_of) if whole is None else FileRows(_fields(part), len(part), len(part))
+
+    def parse(block: _Block) -> list[FileRows]:
+        whole = _whole(block, decoder)
+        if whole is not None:
+            rest = whole.slice(block.delivered).combine_chunks()  # what is done for each batch costs more than this copy
+            return list(map(FileRows.of, rest.to_batches(batch_rows)))
+        lines = as_lines(block.text)
+        firsts = range(block.delivered, block.lines, batch_rows)
+        return [_decoded(lines.slice(first, batch_rows), decoder, lines_of) for first in firsts]
+
+    for rows in _parsed_ahead(_undelivered(blocks, split.delivered), parse):
+        yield from rows
 
 
 class _Block(NamedTuple):
     """Some lines, of which the first were delivered."""
 
-    text: bytes
+    text: bytearray
     lines: int
     delivered: int
 
 
-def _undelivered(blocks: Iterator[bytes], delivered: int) -> Iterator[_Block]:
+def _undelivered(blocks: Iterator[bytearray], delivered: int) -> Iterator[_Block]:
     """The blocks that have more lines than were delivered."""
     for block in blocks:
         lines = _count(block) if block else 0
@@ -395,12 +519,12 @@ def _undelivered(blocks: Iterator[bytes], delivered: int) -> Iterator[_Block]:
         delivered -= min(delivered, lines)
 
 
-def _parsed_ahead(blocks: Iterator[_Block], decoder: LineDecoder) -> Iterator[tuple[_Block, pa.StructArray | None]]:
-    """Each block with what `whole` gives of it. While one is parsed, the next one is read, searched and parsed as well.
+def _parsed_ahead(blocks: Iterator[_Block], parse: Callable[[_Block], T]) -> Iterator[T]:
+    """What `parse` gives of each block. While some are parsed, the next one is read and searched as well.
 
     What fails in reading is raised behind the blocks that were read.
     """
-    waiting: deque[tuple[_Block, Future[pa.StructArray | None]]] = deque()
+    waiting: deque[Future[T]] = deque()
     end: Exception | None = None
     threads = ThreadPoolExecutor(_AT_ONCE, "headrace-lines")
     try:
@@ -411,17 +535,16 @@ def _parsed_ahead(blocks: Iterator[_Block], decoder: LineDecoder) -> Iterator[tu
                 except Exception as error:  # noqa: BLE001 - raised below
                     end = error
                 else:
-                    waiting.append((block, threads.submit(_whole, block, decoder)))
+                    waiting.append(threads.submit(parse, block))
             if waiting:
-                block, parsed = waiting.popleft()
-                yield block, parsed.result()
+                yield waiting.popleft().result()
         if end is not None and not isinstance(end, StopIteration):
             raise end
     finally:
         threads.shutdown(cancel_futures=True)
 
 
-def _whole(block: _Block, decoder: LineDecoder) -> pa.StructArray | None:
+def _whole(block: _Block, decoder: LineDecoder) -> pa.Table | None:
     try:
         return decoder.whole(block.text, block.lines)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -464,11 +587,10 @@ def read_csv_stream(
         rest = batch.slice(min(behind, batch.num_rows))
         behind -= batch.num_rows - rest.num_rows
         for first in range(0, rest.num_rows, batch_rows):
-            part = rest.slice(first, batch_rows)
-            yield FileRows(dict(zip(part.schema.names, part.columns, strict=True)), part.num_rows, part.num_rows)
+            yield FileRows.of(rest.slice(first, batch_rows))
 
 
-def sample_lines(file: pa.NativeFile) -> bytes:
+def sample_lines(file: pa.NativeFile) -> bytes | bytearray:
     """The first lines of a file."""
     return next(line_blocks(file, 0, None, SAMPLE_BYTES), b"")
 
@@ -476,40 +598,40 @@ def sample_lines(file: pa.NativeFile) -> bytes:
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
-def line_blocks(file: pa.NativeFile, start: int, stop: int | None, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+def line_blocks(file: pa.NativeFile, start: int, stop: int | None, block_bytes: int = BLOCK_BYTES) -> Iterator[bytearray]:
     """The lines that start in this range, whole: some at a time, and always at least one. `stop` None: to the end.
 
     What marks a file as UTF-8 is left out.
     """
-    first, data = _from_first_line(file, start, block_bytes)
-    at = first + len(data)
+    first, rest = _from_first_line(file, start)
     while stop is None or first < stop:
-        cut = (data.rfind(b"\n") if stop is None or at < stop else data.find(b"\n", stop - 1 - first)) + 1
-        if cut:
-            yield data[:cut] if first else data[:cut].removeprefix(_BOM)
-            first, data = first + cut, data[cut:]
-            continue
-        size = block_bytes if stop is None else min(block_bytes, max(stop - at, _LINE_BYTES))
-        chunk = file.read(max(size, len(data)))  # of a very long line ever more: it is copied each time
-        if not chunk:
-            if data:
-                yield data if first else data.removeprefix(_BOM)
+        size = block_bytes if stop is None else min(block_bytes, max(stop - first - len(rest), _LINE_BYTES))
+        block = bytearray(len(rest) + max(size, len(rest)))  # of a very long line ever more: it is copied each time
+        block[: len(rest)] = rest
+        with memoryview(block) as view, view[len(rest) :] as free:
+            count = file.readinto(free)
+        del block[len(rest) + count :]  # without a copy, as is what follows: most bytes are copied once, from the file
+        cut = (block.rfind(b"\n") if stop is None or first + len(block) < stop else block.find(b"\n", stop - 1 - first)) + 1
+        is_end = not (count or cut)
+        cut = len(block) if is_end else cut
+        rest = block[cut:]
+        del block[cut:]
+        if not first and block.startswith(_BOM):
+            del block[: len(_BOM)]
+        if block:
+            yield block
+        if is_end:
             return
-        end = chunk.rfind(b"\n") + 1
-        if first and end and (stop is None or at + len(chunk) < stop):  # most blocks, copied once
-            yield b"".join((data, memoryview(chunk)[:end]))
-            first, data, at = at + end, chunk[end:], at + len(chunk)
-        else:
-            data, at = data + chunk, at + len(chunk)
+        first += cut
 
 
-def _from_first_line(file: pa.NativeFile, start: int, block_bytes: int) -> tuple[int, bytes]:
+def _from_first_line(file: pa.NativeFile, start: int) -> tuple[int, bytes | bytearray]:
     """Where the first line starts that does so in or behind this place, and bytes from there on.
 
     The byte before the place says whether a line starts with it.
     """
     if not start:
-        return 0, file.read(block_bytes)
+        return 0, b""
     at = start - 1
     file.seek(at)
     while chunk := file.read(_LINE_BYTES):
@@ -520,16 +642,15 @@ def _from_first_line(file: pa.NativeFile, start: int, block_bytes: int) -> tuple
     return at, b""
 
 
-def as_lines(block: bytes) -> pa.Array:
+def as_lines(block: bytes | bytearray) -> pa.Array:
     """Lines without their ends."""
-    text = block.replace(b"\r\n", b"\n") if b"\r\n" in block else block
-    text = text.removesuffix(b"\n") if text.endswith(b"\n") else text.removesuffix(b"\r")
     if not block:
         return pa.array([], pa.binary())
-    offsets = pa.array([0, len(text)], pa.int32()).buffers()[1]
+    text = block.replace(b"\r\n", b"\n") if b"\r\n" in block else block
+    offsets = pa.array([0, len(text) - text.endswith((b"\n", b"\r"))], pa.int32()).buffers()[1]
     whole = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(text)])
     return pc.split_pattern(whole, "\n").flatten()
 
 
-def _trimmed(header: bytes) -> bytes:
-    return header.removesuffix(b"\n").removesuffix(b"\r")
+def _trimmed(header: bytes | bytearray) -> bytes:
+    return bytes(header).removesuffix(b"\n").removesuffix(b"\r")

@@ -281,6 +281,17 @@ def test_a_decimal_or_a_time_that_does_not_fit_is_bad_and_named(value):
     assert bad_reason_of(value).startswith(f"does not fit the type: field '{value[2:3].decode()}' is a ")
 
 
+@pytest.mark.parametrize("number", [b"1" * 30 + b".5", b"-" + b"1" * 30])
+def test_a_number_that_runs_over_as_arrow_scales_it_is_bad(number):
+    """Arrow's reader gives another one, which has no more digits than the type."""
+    most = b"9" * 28 + b".9999999999"
+    kind = pa.struct([("d", pa.list_(pa.decimal128(38, 10))), ("f", pa.float64())])
+    column, bad = JsonFormat(kind).decode(binary([b'{"d":["1.5",%s,null],"f":"NaN"}' % each for each in (most, number, most)]))
+    assert [each.row for each in bad] == [1]
+    good = [Decimal("1.5"), Decimal(most.decode()), None]
+    assert [row and row["d"] for row in column.to_pylist()] == [good, None, good]
+
+
 def test_a_field_that_is_there_twice_is_bad_and_named():
     _, bad = JsonFormat(ROW).decode(binary([b'{"s":{"t":true,"t":false}}', b'{"x":1,"x":2}']))
     assert [(each.row, each.reason) for each in bad] == [
