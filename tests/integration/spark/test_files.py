@@ -155,7 +155,7 @@ class TestBatch:
 
     @pytest.mark.parametrize(("options", "complaint"), [
         ({"fileFormat": "orc"}, "must be parquet or json, not 'orc'"), ({"compresion": "zstd"}, "did you mean 'compression'"),
-        ({"connector": "file"}, "must be one of kafka, sql, files, delta, iceberg, not 'file'"),
+        ({"connector": "file"}, "must be one of kafka, sql, files, delta, iceberg, postgresql-changes, not 'file'"),
         ({"mode": "overwrite"}, "Overwrite not allowed for connector 'files'"),
     ])  # fmt: skip
     def test_what_is_wrong_is_refused_by_name(self, spark, tmp_path, options, complaint):

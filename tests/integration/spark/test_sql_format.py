@@ -115,7 +115,7 @@ class TestRefused:
 
     @pytest.mark.parametrize(("more", "complaint"), [
         ({"dbtable": "nowhere"}, "there is no table 'nowhere'"),
-        ({"connector": "jdbc"}, "must be one of kafka, sql, files, delta, iceberg, not 'jdbc'"),
+        ({"connector": "jdbc"}, "must be one of kafka, sql, files, delta, iceberg, postgresql-changes, not 'jdbc'"),
         ({"dbtabel": "x"}, "did you mean 'dbtable'"),
         ({"delivery": "upsert", "upsertKeys": "name"}, "has no unique key of the columns"),
         ({"delivery": "upsert", "upsertKeys": "other"}, "has no unique key of the columns"),
