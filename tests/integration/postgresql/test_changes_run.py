@@ -107,7 +107,17 @@ def kill(run: subprocess.Popen[bytes]) -> None:
     assert run.wait() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("engine", ["run", pytest.param("spark", marks=pytest.mark.spark), "copy"])
+@pytest.mark.parametrize(
+    ("server", "engine"),
+    [
+        ("oldest", "run"),
+        ("oldest", "copy"),
+        ("newest", "run"),
+        ("newest", "copy"),
+        pytest.param("newest", "spark", marks=pytest.mark.spark),
+    ],
+    indirect=["server"],
+)
 def test_a_table_is_copied_through_kills_in_the_snapshot_and_in_the_log(
     server: Database, tmp_path: Path, engine: str, request: pytest.FixtureRequest
 ) -> None:
