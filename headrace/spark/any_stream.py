@@ -54,7 +54,7 @@ OPEN_OPTIONS = _table(
     Option(
         "maxTriggerDuration",
         lambda option, value: duration_s(f"option '{option.name}'", value),
-        "the longest that a task of a batch waits and reads",
+        "the longest that a task of a batch waits and reads, but for a first record that takes longer",
     ),
 )
 

@@ -60,7 +60,7 @@ class SplitReading(Generic[SplitT]):
 class Unread(Generic[SplitT]):
     """What there is to read once a reading is over. `is_limited`: a task has stopped at a limit, so more is there.
 
-    `read_nothing`: no task had a record.
+    `read_nothing`: no task had a record, or came further.
     """
 
     unread: tuple[SplitT, ...] = ()

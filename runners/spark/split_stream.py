@@ -90,7 +90,7 @@ class SplitPlanner(SourcePlanner[SplitT]):
         self._ends = EndsLog(self._format, checkpoint_of(read)) if read.records_ends else None
         self._missing: frozenset[str] = frozenset()
         self._read_outages, self._report_outages = FailureLog(), FailureLog()
-        self._wait_s = FIRST_WAIT_S
+        self._wait_s = min(FIRST_WAIT_S, read.limits.seconds)
         self._probed: str | None = None
         self._has_selected = False
         self._prepared: str | None = None
@@ -150,8 +150,7 @@ class SplitPlanner(SourcePlanner[SplitT]):
         if reading is None:
             return []
         names = [None if self._ends is None else TaskName.of(reading, number) for number in range(len(reading.tasks))]
-        wait_s = min(self._wait_s, self._read.limits.seconds)
-        return [PlannedTask(splits, len(names), name, wait_s) for splits, name in zip(reading.tasks, names, strict=True)]
+        return [PlannedTask(splits, len(names), name, self._wait_s) for splits, name in zip(reading.tasks, names, strict=True)]
 
     def ended(self, start: str) -> Unread[SplitT] | None:
         """What the source has ended with, where nothing is left to read behind `start`, nor to report; None otherwise."""
@@ -209,12 +208,13 @@ class SplitPlanner(SourcePlanner[SplitT]):
             return replace(backlog, finished=self._remembered(reading, reading.splits))
         recorded = self._closed(self._ends, reading)
         ends = [end for task in recorded for end in task.ends.values()]
+        starts = {split.split_id: split for split in reading.splits}
         return replace(
             backlog,
             unread=(*(end.split for end in ends if not end.finished), *reading.unread),
             finished=self._remembered(reading, [end.split for end in ends if end.finished]),
             is_limited=any(task.is_limited for task in recorded),
-            read_nothing=not any(end.rows for end in ends),
+            read_nothing=not any(end.rows or end.split != starts.get(end.split.split_id) for end in ends),
         )
 
     def _selected(self, over: Unread[SplitT]) -> Unread[SplitT]:
@@ -227,10 +227,10 @@ class SplitPlanner(SourcePlanner[SplitT]):
 
     def _learn_to_wait(self, before: SplitReading[SplitT] | None, over: Unread[SplitT]) -> None:
         """A batch that read nothing although a probe had found records has waited too short: a reader may take long to
-        connect.
+        connect, or a server to come to its first record. The batch's limit does not bound that: it would never be read.
         """
         if before is not None and before.reading == self._probed and over.read_nothing:
-            self._wait_s = min(self._wait_s * 2, self._read.limits.seconds)
+            self._wait_s = min(max(self._wait_s * 2, FIRST_WAIT_S), max(self._read.limits.seconds, self._read.stall_s))
 
     def _closed(self, ends: EndsLog[SplitT], reading: SplitReading[SplitT]) -> Sequence[TaskEnds[SplitT]]:
         if self._last_closed is None or self._last_closed[0] != reading.reading:

@@ -82,7 +82,7 @@ class OpenTask(Generic[SplitT]):
         batches: list[pa.RecordBatch] = []
         ends = {split.split_id: SplitEnd(split, 0, finished=False) for split in self.splits}
         records = size = 0
-        until, is_limited = clock() + self.limits.seconds, False
+        until, is_limited = clock() + max(self.limits.seconds, self.wait_s), False
         quiet_until = clock() + self.wait_s
         with closing(ResumedReader(self.source, self.splits, clock)) as reader:
             while not all(end.finished for end in ends.values()):
@@ -101,7 +101,7 @@ class OpenTask(Generic[SplitT]):
                     quiet_until = clock() + IDLE_S
                 elif clock() >= quiet_until and not self.source.finite_splits:
                     break  # others' records only
-        return batches, TaskEnds(ends, is_limited)
+        return batches, TaskEnds(ends, is_limited and bool(batches))
 
     def _replay(self, recorded: TaskEnds[SplitT], clock: Callable[[], float]) -> Iterator[pa.RecordBatch]:
         left = {split_id: end.rows for split_id, end in recorded.ends.items() if end.rows}

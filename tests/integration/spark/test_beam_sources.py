@@ -90,7 +90,7 @@ def test_types_that_spark_has_in_another_form_are_converted(spark, tmp_path):
     assert {row.value for row in frame.collect()} == set(beam_files.LINES)
 
 
-@pytest.mark.parametrize("arrow", [pa.uint8(), pa.float16()])
+@pytest.mark.parametrize("arrow", [pa.uint8(), pa.float16(), pa.decimal256(50, 2)])
 def test_types_that_spark_does_not_have_are_refused_by_name(spark, arrow):
     with pytest.raises(UsageError, match="column 'number' of source 'beam': Spark has no type for"):
         read_source(spark, BeamSource(numbers_source(1), pa.schema([("number", arrow)])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -474,17 +475,22 @@ def test_whole_splits_are_packed_by_size(sizes: list[int], parallelism: int | No
     assert [split for task in found for split in task] == splits
 
 
-def test_a_reader_that_takes_long_to_connect_is_waited_for(shelf: Shelf, feed: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("most_s", "needed_s"), [(10.0, 2.5), (1.0, 25.0), (0.0, 2.5)])
+def test_a_reader_that_takes_long_to_its_first_record_is_waited_for(
+    most_s: float, needed_s: float, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also longer than a task may read."""
+    query = Query(SplitRead(source=Feed(shelf), checkpoint=str(tmp_path), limits=TaskLimits(seconds=most_s)))
     poll = ShelfReader.poll
 
     def slow(reader: ShelfReader, timeout: float) -> SplitBatch[Piece] | None:
         waited_s[reader] = waited_s.get(reader, 0.0) + timeout
-        return poll(reader, timeout) if waited_s[reader] >= 2.5 else None
+        return poll(reader, timeout) if waited_s[reader] >= needed_s - 0.1 else None
 
     waited_s: dict[ShelfReader, float] = {}
     monkeypatch.setattr(ShelfReader, "poll", slow)
     shelf.add("a", "a0")
-    batches = [feed.batch() for _ in range(12)]
+    batches = [query.batch() for _ in range(180)]
     assert [batch for batch in batches if batch] == [["a0"]]
 
 
@@ -496,6 +502,22 @@ def test_batches_for_other_reasons_do_not_teach_to_wait(shelf: Shelf, tmp_path: 
         shelf.add(f"empty {number}")
         assert query.batch() == []
     assert {task.wait_s for task in query.tasks()} == {1.0}
+
+
+def test_a_batch_that_comes_further_without_records_does_not_teach_to_wait(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.add("a")
+    now, places = [0.0], itertools.count(1)
+    query = Query(SplitRead(source=Feed(shelf), checkpoint=str(tmp_path), limits=TaskLimits(seconds=0.1)))
+    query.planner = SplitPlanner(query.read, lambda: now[0])
+    query.batch()
+    nothing = pa.RecordBatch.from_pydict({"value": []}, schema=query.read.source.schema)
+    monkeypatch.setattr(ShelfReader, "poll", lambda _reader, _timeout: SplitBatch(Piece("a", next(places)), nothing))
+    for _ in range(3):
+        assert query.batch() == []
+        now[0] += 60.0
+    assert {task.wait_s for task in query.tasks()} == {0.1}
 
 
 def test_what_is_selected_no_more_is_reported_and_left_out(shelf: Shelf, feed: Query, monkeypatch: pytest.MonkeyPatch) -> None:
