@@ -308,7 +308,8 @@ class SplitPlanner(SourcePlanner[SplitT]):
     def _finds_records(self, tasks: Sequence[Sequence[SplitT]]) -> bool:
         """Whether a reader gets something of these splits: of those without an end nothing else states that there is more."""
         splits = tuple(split for task in tasks for split in task)
-        if self._probe is None or self._probe[0] != splits:
+        is_kept = self._probe is not None and self._probe[0] == splits
+        if self._probe is None or not is_kept:
             self._end_probe()
             reader = self._source.create_reader()
             self._probe = splits, reader
@@ -320,6 +321,8 @@ class SplitPlanner(SourcePlanner[SplitT]):
             self._end_probe()
             if not is_retriable(error):
                 raise
+            if is_kept:  # a server may end a connection that is idle from one trigger to the next
+                return self._finds_records(tasks)
             self._ride_out(error, self._read_outages)
             return False
         if self._read_outages.worked():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -342,6 +342,17 @@ def test_a_source_that_cannot_be_read_now_is_waited_for(
         "the query continues, but finds nothing new until this is over",
         "the source is read again",
     ]
+
+
+def test_a_probe_that_was_ended_between_two_triggers_is_made_again(
+    shelf: Shelf, feed: Query, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf.add("a", "a0")
+    assert [feed.batch(), feed.batch()] == [["a0"], None]
+    shelf.add("a", "a1")
+    shelf.outages = 1
+    assert feed.batch() == ["a1"]
+    assert not caplog.records
 
 
 def test_a_replay_that_does_not_get_its_records_fails(shelf: Shelf, feed: Query) -> None:
