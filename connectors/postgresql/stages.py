@@ -29,11 +29,11 @@ class Whole(Described, Protocol):
 
 
 class ChangesStage(Source[ChangesSplit]):
-    """One stage of a source of changes."""
+    """One stage of a source of changes. Named by the kind of snapshot, too: state of one kind is not read as another's."""
 
     def __init__(self, whole: Whole) -> None:
         self._whole = whole
-        self.name: str = whole.name
+        self.name: str = f"{whole.name}-{whole.snapshot}"
         self.discovery_interval_s: float | None = whole.discovery_interval_s
 
     @property
@@ -90,8 +90,13 @@ class LogStage(ChangesStage):
         return LogDiscovery(self._whole, self._number, self._end)
 
     def checkpoint_completed(self, splits: Sequence[ChangesSplit]) -> None:
-        """The server may forget the log before these: no reader is connected between two tasks, so the slot is moved."""
+        """The server may forget the log before these: no reader is connected between two tasks, so the slot is moved.
+
+        Of the server that they are of only: another one, or another timeline, may have a slot of this name, too.
+        """
         for split in splits:
             if isinstance(split, LogSplit):
                 with translated(self._whole.url, "moving the slot"), connect(self._whole.url) as connection:
-                    catalog.advance_slot(connection, self._whole.slot, split.position.lsn)
+                    server = catalog.read_server(connection)
+                    if (str(server.system_identifier), server.timeline) == (split.position.system, split.position.timeline):
+                        catalog.advance_slot(connection, self._whole.slot, split.position.lsn)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from headrace.connectors.postgresql.replication import LogConnection
 from headrace.connectors.postgresql.source import Seam
+from headrace.connectors.postgresql.splits import LogSplit, Origin
 from headrace.enumerator import EmbeddedRun
 from headrace.errors import DataLossError, UsageError
 from headrace.postgresql import ChangesSource, table_rows
@@ -452,6 +454,26 @@ def test_the_slot_moves_by_checkpoints_also_past_what_is_not_published(url: str)
             run.checkpoint_completed()
     ((after,),) = psql(url, place)
     assert before < wanted <= after
+
+
+def test_the_slot_of_another_server_is_not_moved(url: str) -> None:
+    """It may have the same name: an address may be another one's by mistake."""
+    stage = source_of(url, snapshot="never").source_of(0, None)
+    with closing(stage.create_discovery()) as discovery:
+        (split,) = discovery.initial().added
+    assert isinstance(split, LogSplit)
+    psql(url, "SELECT pg_logical_emit_message(true, '', repeat('x', 100000))")
+    ((end,),) = psql(url, "SELECT (pg_current_wal_lsn() - '0/0')::bigint")
+    further = split.at(end)
+
+    def moved(position: Origin) -> bool:
+        stage.checkpoint_completed([replace(further, position=position)])
+        ((lsn,),) = psql(url, "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots")
+        return bool(lsn > split.position.lsn)
+
+    assert not moved(replace(further.position, system="7"))
+    assert not moved(replace(further.position, timeline=further.position.timeline + 1))
+    assert moved(further.position)
 
 
 def test_a_table_that_the_snapshot_has_not_read_is_refused(url: str) -> None:

@@ -1,5 +1,6 @@
 """What a source of changes refuses before it asks a server, and where it cannot run."""
 
+import itertools
 from typing import Any, cast
 
 import pytest
@@ -7,9 +8,10 @@ import pytest
 pytest.importorskip("psycopg", reason="needs headrace[sql]")
 
 from headrace import Pipeline
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import StateError, UsageError
 from headrace.postgresql import ChangesSource
 from headrace.runners.beam.read import ReadFromSource
+from headrace.runners.spark.split_state import ReadingFormat
 from headrace.sinks import FunctionSink
 from headrace.sources import Hybrid
 from headrace.spark import read_source
@@ -67,3 +69,12 @@ def test_a_sink_that_keeps_what_failed_attempts_have_written_needs_all_changes_a
     Pipeline(source_of(seam="overlapping"), sink)
     Pipeline(source_of(snapshot="never"), sink)
     Pipeline(source_of(), SqlSink(URL, "orders"))
+
+
+@pytest.mark.parametrize(("had", "has"), [*itertools.permutations(("initial", "never", "only"), 2)])
+def test_a_query_of_another_kind_of_snapshot_does_not_continue(had: str, has: str) -> None:
+    kept, wanted = (ReadingFormat(source_of(snapshot=kind).source_of(0, None)) for kind in (had, has))
+    with pytest.raises(
+        StateError, match=f"of a 'postgresql-changes-{had}' source and cannot restore a 'postgresql-changes-{has}'"
+    ):
+        wanted.from_json(kept.initial_mark())
