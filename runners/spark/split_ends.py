@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from headrace.connectors.files.read.columns import conformed
 from headrace.connectors.files.store import Store, normal_path, open_store
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.enumerator.split import SplitT
@@ -92,7 +93,10 @@ class EndsLog(Generic[SplitT]):
         return name
 
     def kept(self, name: str) -> Iterator[pa.RecordBatch]:
-        """The rows that are kept under this name. Raises StateError where they are gone."""
+        """The rows that are kept under this name, with the columns that the source has now: those that were added are null.
+
+        Raises StateError where the rows are gone, or have columns that may have been renamed or are of another type.
+        """
         try:
             file = self._store(ROWS_FOLDER).open_to_read(name)
         except FileNotFoundError as error:
@@ -100,8 +104,15 @@ class EndsLog(Generic[SplitT]):
                 f"{self.checkpoint}/{ROWS_FOLDER}/{name} is gone: it is removed when its batch is committed, and this batch "
                 "is run again. Start the query with a new checkpoint"
             ) from error
+        wanted = pa.struct(list(self.format.source.schema))
         with file, pa.ipc.open_stream(file) as reader:
-            yield from reader
+            if _is_renamed(pa.struct(list(reader.schema)), wanted):
+                raise self._other_columns(name)
+            for batch in reader:
+                try:
+                    yield pa.RecordBatch.from_struct_array(conformed(batch.to_struct_array(), wanted))
+                except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                    raise self._other_columns(name) from error
 
     def remove_kept(self, name: str) -> None:
         """Remove the rows of an attempt that comes too late."""
@@ -145,9 +156,25 @@ class EndsLog(Generic[SplitT]):
             return nothing
         return self._closed(task, splits)
 
+    def _other_columns(self, name: str) -> StateError:
+        return StateError(
+            f"{self.checkpoint}/{ROWS_FOLDER}/{name} has rows with other columns than the source has now. A renamed one cannot be "
+            "found: undo that until this batch is committed, or start the query with a new checkpoint"
+        )
+
     def _store(self, folder: str = FOLDER) -> Store:
         options: dict[str, Any] = {}
         return open_store(f"{normal_path(self.checkpoint)}/{folder}", options)
+
+
+def _is_renamed(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether columns are gone where others have come, also within a struct."""
+    if not (pa.types.is_struct(found) and pa.types.is_struct(wanted)):
+        return False
+    old, new = ({field.name: field.type for field in kind} for kind in (found, wanted))
+    return bool(old.keys() - new.keys() and new.keys() - old.keys()) or any(
+        _is_renamed(old[name], new[name]) for name in old.keys() & new.keys()
+    )
 
 
 @contextmanager

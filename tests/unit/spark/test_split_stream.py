@@ -204,6 +204,34 @@ def test_kept_rows_are_removed_when_their_batch_is_committed(shelf: Shelf, sight
         sight.run_task(task)
 
 
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"value": pa.string(), "more": pa.int32()}, [{"value": "1", "more": None}]),
+        ({"value": pa.int64()}, [{"value": 1}]),
+        ({}, [{}]),
+        ({"renamed": pa.string()}, None),
+        ({"value": pa.list_(pa.int32())}, None),
+    ],
+)
+def test_rows_that_are_kept_have_the_columns_of_now(
+    columns: dict[str, pa.DataType],
+    expected: list[dict[str, object]] | None,
+    shelf: Shelf,
+    sight: Query,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shelf.add("a", "1")
+    sight.batch()
+    (task,) = sight.tasks()
+    monkeypatch.setattr(Sight, "schema", pa.schema(columns))
+    if expected is None:
+        with pytest.raises(StateError, match="rows with other columns than the source has now"):
+            list(sight.read.open_task(task).read())
+    else:
+        assert [row for batch in sight.read.open_task(task).read() for row in batch.to_pylist()] == expected
+
+
 def test_an_attempt_that_comes_too_late_has_the_rows_of_the_first(shelf: Shelf, sight: Query) -> None:
     shelf.add("a", "a0")
     sight.plan()
