@@ -171,13 +171,22 @@ class LogReader:
 
 
 def check_tables(rows: OneTableRows, split: LogSplit) -> None:
-    """Raise UsageError for a table whose rows the snapshot before this log did not read."""
+    """Raise UsageError for a table whose rows the snapshot before this log did not read, or under another name.
+
+    Its seam is by names.
+    """
     for oid, each in rows.tables.items():
         if split.tables is not None and oid not in split.tables:
             raise UsageError(
                 f"table {each.table.full_name} is not one that this job's snapshot has read, so its rows would be missing: "
                 "leave it out of tables, or start another job for it, with its own slot"
             )
+    read, named = dict(split.seam.tables if split.seam else ()), {each.table.full_name for each in rows.tables.values()}
+    if (old := sorted(read.keys() - named)) and (new := sorted(named - read.keys())):
+        raise UsageError(
+            f"the table {', '.join(new)} was not named so when the snapshot read {', '.join(old)}, and the log still has "
+            "changes that were read then: undo that until the job has read them, or take a new snapshot"
+        )
 
 
 def count_of(decoded: Decoded) -> int:

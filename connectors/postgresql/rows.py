@@ -62,7 +62,8 @@ class TableRows:
         since are left out, and values of a column that was another type then are read as of its type now. Raises UsageError
         for a column that may have been renamed, and for changes of after that with other columns: start again to read those.
 
-        What the log leaves out of an update's new row is taken from the old one if the replica identity is the full row.
+        What the log leaves out of an update's new row is taken from the old one, if that has it: the key, or the full row
+        as the replica identity.
         """
         return self.placed(changes)[0]
 
@@ -75,10 +76,12 @@ class TableRows:
         unchanged = [_NONE if number is None else changes.new.unchanged[number] for number in order]
         is_full = changes.relation.identity == "full"
         rows = _rows(changes, _key_columns(self.table, changes.relation))
-        if is_full:
+        if any(map(len, unchanged)):
             old_rows = pc.index_in(changes.new.changes, changes.old.changes)
-            new = [_filled(*column, old_rows) for column in zip(new, unchanged, old, strict=True)]
-            unchanged = [at.filter(old_rows.take(at).is_null()) for at in unchanged]
+            in_old = [is_full or (number is not None and changes.relation.columns[number].in_key) for number in order]
+            in_old_row = [old_rows if has_it else pa.nulls(len(old_rows), old_rows.type) for has_it in in_old]
+            new = [_filled(*column) for column in zip(new, unchanged, old, in_old_row, strict=True)]
+            unchanged = [at.filter(rows.take(at).is_null()) for at, rows in zip(unchanged, in_old_row, strict=True)]
         values = [
             arrow_array(column, _joined(after, before), self._out_of_range)
             for column, after, before in zip(self.table.columns, new, old, strict=True)

@@ -158,8 +158,8 @@ class EndsLog(Generic[SplitT]):
 
     def _other_columns(self, name: str) -> StateError:
         return StateError(
-            f"{self.checkpoint}/{ROWS_FOLDER}/{name} has rows with other columns than the source has now. A renamed one cannot be "
-            "found: undo that until this batch is committed, or start the query with a new checkpoint"
+            f"{self.checkpoint}/{ROWS_FOLDER}/{name} has rows with other columns than the source has now. A renamed one cannot "
+            "be found: undo that until this batch is committed, or start the query with a new checkpoint"
         )
 
     def _store(self, folder: str = FOLDER) -> Store:

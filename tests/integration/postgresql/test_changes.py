@@ -492,6 +492,34 @@ def test_a_table_that_the_snapshot_has_not_read_is_refused(url: str) -> None:
         assert [row["id"] for row in read_some(run, 1)] == [9000]
 
 
+def test_a_table_that_is_renamed_at_the_seam_is_refused(url: str) -> None:
+    """Changes that its chunks have would come twice."""
+    copy = Copy()
+    with EmbeddedRun(source_of(url), clock=time.monotonic) as run:
+        while copy.seen < 3000:
+            batch = run.poll(0.2)
+            copy.apply([] if batch is None else batch.records.to_pylist())
+        state = run.checkpoint()
+    psql(url, "ALTER TABLE public.orders RENAME TO renamed")
+    source = ChangesSource(url, tables=["renamed"], publication="orders", slot=SLOT)
+    with (
+        pytest.raises(UsageError, match=r"public.renamed was not named so when the snapshot read public.orders"),
+        EmbeddedRun(source, clock=time.monotonic, checkpoint=state) as run,
+    ):
+        read_some(run, 1)
+    psql(url, "ALTER TABLE public.renamed RENAME TO orders")
+
+
+def test_a_key_that_is_stored_out_of_line_is_read_from_the_old_row(url: str) -> None:
+    psql(url, "DELETE FROM public.orders WHERE id > 0", "ALTER TABLE public.orders ALTER part SET STORAGE EXTERNAL")
+    psql(url, "UPDATE public.orders SET part = repeat('x', 2600)")
+    with EmbeddedRun(source_of(url, metadata=["_op", "_unchanged"]), clock=time.monotonic) as run:
+        read_some(run, 1)
+        psql(url, "UPDATE public.orders SET value = 'new'")
+        (row,) = read_some(run, 1)
+    assert (row["_op"], row["part"], row["value"], row["_unchanged"]) == ("update", "x" * 2600, "new", [])
+
+
 def test_a_table_that_is_created_again_is_data_loss_and_one_that_is_not_published_is_said(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
