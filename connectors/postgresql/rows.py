@@ -113,7 +113,8 @@ class TableRows:
                 "was renamed cannot be found: take a new snapshot"
             )
         raise UsageError(
-            f"the table {self.table.full_name} has changed: {difference}. Start again to read it with its new columns"
+            f"the table {self.table.full_name} has changed: {difference}. Start again, with a new ChangesSource "
+            "where it is the same process, to read it with its new columns"
         )
 
     def snapshot(self, texts: Sequence[pa.LargeStringArray], lsn: int) -> pa.RecordBatch:

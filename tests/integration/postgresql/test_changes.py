@@ -422,7 +422,7 @@ def test_a_table_that_is_altered_is_read_on_after_a_restart(url: str) -> None:
             "ALTER TABLE public.orders ALTER COLUMN value TYPE varchar(99)",
             "INSERT INTO public.orders VALUES (9002, 'p', 'after', 2)",
         )
-        with pytest.raises(UsageError, match=r"has changed: columns added: more.* Start again to read it"):
+        with pytest.raises(UsageError, match=r"has changed: columns added: more.* Start again, with a new ChangesSource"):
             read_some(run, 3)
     with EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
         found = read_some(run, 3)
