@@ -39,7 +39,9 @@ def test_a_lost_a_doubled_and_a_foreign_row_are_found(output):
 
 
 def test_the_committed_results_are_good():
-    for run in json.loads(COMMITTED.read_text()):
+    runs = json.loads(COMMITTED.read_text())
+    assert {run["engine"] for run in runs} == {"run", "spark", "flink"}
+    for run in runs:
         assert not any(run[f"{output}: {what}"] for output in OUTPUTS for what in BAD)
         assert sum(run["kills"].values()) > 10
         assert run["files"] >= 20_000
