@@ -22,6 +22,9 @@ from headrace.connectors.postgresql.splits import ChangesSplit, Key, LogSplit, T
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import SplitBatch
 
+_PAGE_BYTES = 8192
+"""What the server says that it has sent may lie this far before the end of its log, in which a page starts."""
+
 
 class LogReader:
     """Owned by one thread. Connects when it is first polled."""
@@ -32,6 +35,7 @@ class LogReader:
         self._url = url
         self._log = LogConnection(url, slot, [publication])
         self._is_started = False
+        self._end = 0
         self._rows = rows
         check_tables(rows, split)
         self._split = split
@@ -44,7 +48,9 @@ class LogReader:
         self._seam = None if split.seam is None else SeamFilter(split.seam, self._chunks_of)
 
     def poll(self, timeout: float) -> SplitBatch[ChangesSplit] | None:
-        """The next transactions. A batch without rows says that the log has come further without changes of the table."""
+        """The next transactions. A batch without rows says that the log has come further without changes of the table; or, if
+        it has not, that the server is still on its way to what the log had when this reader connected.
+        """
         if not self._is_started:
             self._start()
         until = time.monotonic() + timeout
@@ -87,15 +93,17 @@ class LogReader:
 
     def _start(self) -> None:
         position = self._split.position
-        timeline = self._log.start(position.lsn, position.system, position.timeline).timeline
-        self._split = replace(self._split, position=replace(position, timeline=timeline))
+        system = self._log.start(position.lsn, position.system, position.timeline)
+        self._split = replace(self._split, position=replace(position, timeline=system.timeline))
+        self._end = system.position
         self._is_started = True
 
     def _passed_over(self) -> SplitBatch[ChangesSplit] | None:
-        """The log has come further, without changes of published tables."""
-        if self._log.passed <= self._split.position.lsn or self._split.skip:
+        """The log has come further, without changes of published tables; or there is more."""
+        if self._log.passed > self._split.position.lsn and not self._split.skip:
+            self._split = self._split.at(self._log.passed)
+        elif max(self._log.passed, self._split.position.lsn) + _PAGE_BYTES >= self._end:
             return None
-        self._split = self._split.at(self._log.passed)
         return SplitBatch(self._split, self._rows.merged([]))
 
     def _delivered(self, decoded: Decoded) -> SplitBatch[ChangesSplit]:

@@ -65,7 +65,7 @@ def spark_types(source: Source[Any]) -> StructType:
     """The source's columns as Spark has them. Raises UsageError, which names the column, for a type that Spark has not."""
     for field in source.schema:
         try:
-            to_arrow_schema(spark_schema(pa.schema([field])))  # which refuses decimals that are too large
+            to_arrow_schema(spark_schema(pa.schema([field])), timezone="UTC")  # which refuses decimals that are too large
         except Exception as error:  # PySpark has several kinds for it, some without a text
             raise UsageError(f"column {field.name!r} of source {source.name!r}: Spark has no type for {field.type}") from error
     return spark_schema(source.schema)

@@ -315,7 +315,7 @@ class SplitPlanner(SourcePlanner[SplitT]):
             self._probe = splits, reader
             reader.add_splits(splits)
         try:
-            if not (splits and self._gives_something(self._probe[1])):
+            if not (splits and self._gives_something(*self._probe)):
                 return False
         except Exception as error:
             self._end_probe()
@@ -330,18 +330,25 @@ class SplitPlanner(SourcePlanner[SplitT]):
         self._end_probe()
         return True
 
-    def _gives_something(self, reader: SourceReader[SplitT]) -> bool:
+    def _gives_something(self, splits: Sequence[SplitT], reader: SourceReader[SplitT]) -> bool:
         """Whether records come in time. Batches without any say that a split has come further: from time to time that is
-        worth a batch of its own.
+        worth a batch of its own. Or, where it has not, that there is more: AvailableNow waits for that.
         """
-        until = self._clock() + (self._read.limits.seconds if self._pins_end else _PROBE_S)
+        limit_s = self._read.limits.seconds if self._pins_end else _PROBE_S
+        started = self._clock()
+        until = started + limit_s
         while (batch := reader.poll(max(0.0, until - self._clock()))) is not None:
+            now = self._clock()
             if batch.records.num_rows or batch.finished:
+                self._wait_s = max(self._wait_s, min(2 * (now - started), self._read.stall_s))
                 return True
-            if self._clock() - self._moved_at >= _MOVES_S:
-                self._moved_at = self._clock()
+            is_behind = batch.split in splits
+            if not is_behind and now - self._moved_at >= _MOVES_S:
+                self._moved_at = now
                 return True
-            if self._clock() >= until:
+            if is_behind and self._pins_end and now - started < self._read.stall_s:
+                until = now + limit_s
+            elif now >= until:
                 break
         return False
 

@@ -247,7 +247,8 @@ def test_a_slot_is_made_moved_and_dropped(server, connection):
     grown = read_slot(connection, name)
     assert grown is not None
     assert grown.retained > slot.retained + 100000
-    assert advance_slot(connection, name, end) == end
+    for lsn in (end, made_at):  # it never goes back
+        advance_slot(connection, name, lsn)
     moved = read_slot(connection, name)
     assert moved is not None
     assert moved.confirmed_flush_lsn == end > made_at

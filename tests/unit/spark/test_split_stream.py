@@ -279,6 +279,29 @@ def test_a_replay_reads_on_when_the_source_answers_again(shelf: Shelf, tmp_path:
     assert shelf.outages == 0
 
 
+@pytest.mark.parametrize(("behind_s", "is_found"), [(500.0, True), (700.0, False)])
+def test_available_now_waits_for_a_reader_that_says_that_there_is_more(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind_s: float, is_found: bool
+) -> None:
+    now = [0.0]
+    query = Query(SplitRead(source=Feed(shelf), checkpoint=str(tmp_path)))
+    query.planner = SplitPlanner(query.read, lambda: now[0])
+    shelf.add("a", "a0")
+    assert query.batch() == ["a0"]
+    query.planner.pin_end()
+    shelf.add("a", "a1")
+    poll = ShelfReader.poll
+
+    def late(reader: ShelfReader, timeout: float) -> SplitBatch[Piece] | None:
+        now[0] += timeout
+        if now[0] >= behind_s:
+            return poll(reader, timeout)
+        return SplitBatch(Piece("a", 1), pa.RecordBatch.from_pydict({"value": []}, schema=query.read.source.schema))
+
+    monkeypatch.setattr(ShelfReader, "poll", late)
+    assert query.plan() is is_found
+
+
 def test_splits_that_come_further_without_records_get_a_batch_now_and_then(
     shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,7 +313,7 @@ def test_splits_that_come_further_without_records_get_a_batch_now_and_then(
 
     def moved(reader: ShelfReader, timeout: float) -> SplitBatch[Piece]:
         now[0] += 1.0
-        return SplitBatch(Piece("a", 1), pa.RecordBatch.from_pydict({"value": []}, schema=query.read.source.schema))
+        return SplitBatch(Piece("a", 2), pa.RecordBatch.from_pydict({"value": []}, schema=query.read.source.schema))
 
     monkeypatch.setattr(ShelfReader, "poll", moved)
     assert query.plan()

