@@ -186,7 +186,7 @@ class SourceReader(ABC, Generic[SplitT]):
     def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
         """The next batch, or None when nothing came within `timeout` seconds. The batch with `finished` is a split's last.
 
-        A batch without records says that its split has come further; or, where it has not, that there is more to come.
+        A batch without records means that its split has come further; or, where it has not, that there is more to come.
         """
 
     def checkpoint_completed(self, splits: Sequence[SplitT]) -> None:

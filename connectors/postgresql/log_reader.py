@@ -23,7 +23,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import SplitBatch
 
 _PAGE_BYTES = 8192
-"""What the server says that it has sent may lie this far before the end of its log, in which a page starts."""
+"""What the server reports as sent may end this far before the end of its log, where a page starts."""
 
 
 class LogReader:
