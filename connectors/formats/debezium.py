@@ -62,7 +62,8 @@ def debezium_envelope(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBa
     if missing := [name for name in ("_op", *keys) if name not in batch.schema.names]:
         raise UsageError(f"Debezium's envelope needs the column {missing[0]!r}, and there are {', '.join(batch.schema.names)}")
     about = {name: batch.column(name) for name in batch.schema.names if name in _ABOUT_CHANGES}
-    columns = {name: _with_unavailable(batch.column(name), name, about.get("_unchanged")) for name in _own(batch)}
+    own = [name for name in batch.schema.names if name not in _ABOUT_CHANGES]
+    columns = {name: _with_unavailable(batch.column(name), name, about.get("_unchanged")) for name in own}
     op, is_delete = about["_op"], pc.equal(about["_op"], "delete")
     truncated = pc.equal(op, "truncate")
     key = _struct({name: columns[name] for name in keys}, truncated)
@@ -82,14 +83,10 @@ def debezium_envelope(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBa
         None,
     )
     copies = np.repeat(np.arange(batch.num_rows), np.where(is_delete.to_numpy(zero_copy_only=False), 2, 1))
-    is_tombstone = np.append(False, copies[1:] == copies[:-1]) if len(copies) else np.zeros(0, bool)
+    is_tombstone = np.diff(copies, prepend=-1) == 0
     places = pa.array(copies)
-    values = value.take(pc.if_else(pa.array(is_tombstone), pa.scalar(None, places.type), places))
+    values = value.take(pa.array(copies, mask=is_tombstone))
     return pa.RecordBatch.from_pydict({"key": key.take(places), "value": values})
-
-
-def _own(batch: pa.RecordBatch) -> list[str]:
-    return [name for name in batch.schema.names if name not in _ABOUT_CHANGES]
 
 
 def _struct(columns: dict[str, pa.Array], is_null: pa.BooleanArray | None) -> pa.StructArray:

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from psycopg import Connection, sql
 
+from headrace.connectors.postgresql.replication import lsn_text
 from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
 from headrace.enumerator.errors import UsageError
 
@@ -477,7 +478,7 @@ def advance_slot(connection: Connection, name: str, lsn: int) -> None:
     connection.execute(
         "SELECT pg_replication_slot_advance(slot_name, %(lsn)s::pg_lsn) FROM pg_replication_slots"
         " WHERE slot_name = %(name)s AND confirmed_flush_lsn < %(lsn)s::pg_lsn",
-        {"name": check_slot_name(name), "lsn": f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"},
+        {"name": check_slot_name(name), "lsn": lsn_text(lsn)},
     )
 
 

@@ -58,10 +58,10 @@ OPEN_OPTIONS = _table(
     ),
 )
 
-STAGED_OPTIONS = _table(
-    [name for name in _OF_KAFKA if name != "startFromSavepoint"],
-    *(option for table in (FINITE_OPTIONS, OPEN_OPTIONS) for option in table if option.name != "startFromSavepoint"),
-)
+_SPLIT_OPTIONS = {option.name: option for table in (FINITE_OPTIONS, OPEN_OPTIONS) for option in table}
+SPLIT_LIMITS = tuple(option for name, option in _SPLIT_OPTIONS.items() if name != "startFromSavepoint")
+"""What bounds a batch of splits, of either kind."""
+STAGED_OPTIONS = _table([name for name in _OF_KAFKA if name != "startFromSavepoint"], *SPLIT_LIMITS)
 
 
 def read_stream(

@@ -13,19 +13,8 @@ from headrace.connectors.postgresql.source import ChangesSource
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.bounded import BoundedReader, pickled, spark_types
 from headrace.runners.spark.pipeline import stream_reader
-from headrace.spark.any_stream import FINITE_OPTIONS, OPEN_OPTIONS, stream_read
-from headrace.spark.options import Option, OptionTable, integer, one_of, text, verbatim
-
-_LIMITS = {
-    option.name: option for table in (FINITE_OPTIONS, OPEN_OPTIONS) for option in table if option.name != "startFromSavepoint"
-}
-_CHECKPOINT = "checkpointlocation"
-
-
-def names(option: Option, value: str) -> tuple[str, ...]:
-    """Separated by commas."""
-    return tuple(name.strip() for name in text(option, value).split(","))
-
+from headrace.spark.any_stream import SPLIT_LIMITS, stream_read
+from headrace.spark.options import Option, OptionTable, checkpoint_location, integer, names, one_of, text, verbatim
 
 OPTIONS = OptionTable(
     (
@@ -43,7 +32,7 @@ OPTIONS = OptionTable(
         Option("metadata", names, "columns about the change. Default: `_op, _lsn`, and of several tables `_table`", "metadata"),
         Option("outOfRange", one_of("error", "null"), "of a value without a place in Spark. Default `error`", "out_of_range"),
         Option("maxTransactionBytes", integer(1), "a larger transaction is in parts. Default 256 MiB", "max_transaction_bytes"),
-        *_LIMITS.values(),
+        *SPLIT_LIMITS,
     ),
     "the source of changes",
     "the source of changes",
@@ -71,12 +60,13 @@ def changes_stream_reader(options: Mapping[str, str], schema: StructType, inferr
     given, _ = OPTIONS.parse(options)
     source = _source(given)
     _check_schema(source, schema)
-    checkpoint = next((value for name, value in options.items() if name.lower() == _CHECKPOINT), None)
+    checkpoint = checkpoint_location(options)
     if checkpoint is None:
         raise UsageError(
             "option 'checkpointLocation' is missing: the same as that of writeStream, where tasks keep what they read"
         )
-    limits = {name: value for name, value in options.items() if name.lower() in map(str.lower, _LIMITS)}
+    known = {option.name.lower() for option in SPLIT_LIMITS}
+    limits = {name: value for name, value in options.items() if name.lower() in known}
     return stream_reader(stream_read(source, checkpoint, limits), schema)
 
 

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.supervision.dry_run_source import DRY_RUN, ROWS, is_dry_run
-from headrace.spark.options import SinkWrite
+from headrace.spark.options import SinkWrite, checkpoint_location
 
 if TYPE_CHECKING:
     from headrace.connectors.sql.table_sink import TableSink
@@ -153,14 +153,13 @@ def _dry_run(options: Mapping[str, str]) -> dict[str, str]:
 
 def _dry_run_of_files(options: Mapping[str, str]) -> dict[str, str]:
     """The options of a read of one file at a time, which stays where it is."""
-    changed = ("cleansource", "sourcearchivedir", "startfromsavepoint", "maxfilespertrigger")
-    return {name: value for name, value in options.items() if name.lower() not in changed} | {"maxfilespertrigger": "1"}
+    left = _without(options, "cleansource", "sourcearchivedir", "startfromsavepoint", "maxfilespertrigger")
+    return left | {"maxfilespertrigger": "1"}
 
 
 def _dry_run_of_changes(options: Mapping[str, str]) -> dict[str, str]:
     """The options of a read of the first rows, which makes no slot."""
-    changed = ("snapshot", "chunkrows", "maxsplitspertrigger")
-    left = {name: value for name, value in options.items() if name.lower() not in changed}
+    left = _without(options, "snapshot", "chunkrows", "maxsplitspertrigger")
     return left | {"snapshot": "only", "chunkrows": str(ROWS), "maxsplitspertrigger": "1"}
 
 
@@ -172,7 +171,12 @@ _DRY_RUNS: Mapping[str, Callable[[Mapping[str, str]], dict[str, str]]] = {
 
 
 def _without_dry_run(options: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in options.items() if name.lower() != DRY_RUN.lower()}
+    return _without(options, DRY_RUN.lower())
+
+
+def _without(options: Mapping[str, str], *names: str) -> dict[str, str]:
+    """`names` in lower case."""
+    return {name: value for name, value in options.items() if name.lower() not in names}
 
 
 def planned_batch_write(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Planned:
@@ -203,7 +207,7 @@ def _writing(name: str) -> Callable[[Mapping[str, str], StructType], Planned]:
 
 def offset_log(options: Mapping[str, str]) -> OffsetLog | None:
     """The offset log of the query that writes, where an option of the write names its checkpoint."""
-    location = next((value for name, value in options.items() if name.lower() == "checkpointlocation"), None)
+    location = checkpoint_location(options)
     return OffsetLog(location) if location else None
 
 
@@ -213,7 +217,7 @@ def _chosen(options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
             "this would be a table of Spark's catalog, which gives a Python data source its options where the table is made, "
             "and not where it is read. Make a view: CREATE TEMPORARY VIEW name USING headrace OPTIONS (...)"
         )
-    others = {name: value for name, value in options.items() if name.lower() != OPTION}
+    others = _without(options, OPTION)
     name = next((value.strip().lower() for written, value in options.items() if written.lower() == OPTION), KAFKA)
     known = {**_WRITES, **_READS}
     if name not in known:

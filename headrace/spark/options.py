@@ -64,6 +64,11 @@ def text(option: Option, value: str) -> str:
     return verbatim(option, value).strip()
 
 
+def names(option: Option, value: str) -> tuple[str, ...]:
+    """Separated by commas."""
+    return tuple(name.strip() for name in text(option, value).split(","))
+
+
 def boolean(option: Option, value: str) -> bool:
     if value.strip().lower() not in ("true", "false"):
         raise option.refuse(value, "true or false")
@@ -201,6 +206,11 @@ class OptionTable:
         near = difflib.get_close_matches(written.lower(), known, n=1)
         hint = f"did you mean '{known[near[0]]}'?" if near else self.nothing_alike
         raise UsageError(f"option '{written}' is not known to {self.known_to}" + (f"; {hint}" if hint else ""))
+
+
+def checkpoint_location(options: Mapping[str, str]) -> str | None:
+    """The query's, where an option names it."""
+    return next((value for name, value in options.items() if name.lower() == "checkpointlocation"), None)
 
 
 @functools.lru_cache(maxsize=256)

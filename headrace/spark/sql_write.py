@@ -24,6 +24,7 @@ from headrace.spark.options import (
     OptionTable,
     SinkWrite,
     choice,
+    names,
     sink_write,
     text,
     verbatim,
@@ -49,10 +50,6 @@ def _seconds(option: Option, value: str) -> float:
         raise option.refuse(value, "a number of seconds") from None
 
 
-def _names(option: Option, value: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text(option, value).split(","))
-
-
 OPTIONS = OptionTable(
     (
         Option(
@@ -64,7 +61,7 @@ OPTIONS = OptionTable(
         Option("user", text, "user name, unless the url has it"),
         Option("password", verbatim, "password, unless the url has it"),
         Option("delivery", choice(SqlDelivery), "`exactly-once` (default), or `upsert`, which needs no two-phase commit"),
-        Option("upsertKeys", _names, "with `upsert`: columns of a unique key of the table, separated by commas"),
+        Option("upsertKeys", names, "with `upsert`: columns of a unique key of the table, separated by commas"),
         CHANGE_TYPE,
         Option("lockTimeout", _seconds, "seconds to wait for a lock that another transaction holds (default 30)"),
         *REPEATED_WRITE,

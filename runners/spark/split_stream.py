@@ -58,7 +58,7 @@ class SplitRead(Generic[SplitT]):
         return not (self.source.finite_splits and self.source.repeatable)
 
     def open_task(self, task: PlannedTask[SplitT]) -> OpenTask[SplitT]:
-        """A task of splits without an end, to be read. Worker process."""
+        """A task that records how far it reads. Worker process."""
         assert task.name is not None
         ends = EndsLog(ReadingFormat(self.source), checkpoint_of(self))
         return OpenTask(self.source, task.splits, task.name, ends, self.limits.shared(task.tasks), task.wait_s, self.stall_s)

@@ -40,6 +40,7 @@ from tests.soak.changes_job import CHANGES, PUBLICATION, SLOT, VARIABLE, Setting
 from tests.soak.changes_tables import SHAPES, Writers, rows_of
 from tests.soak.files_soak import is_coordinator, is_run_worker
 from tests.soak.hybrid_soak import Processes
+from tests.soak.results import kept
 
 KILLS = {"snapshot": 4, "seam": 2, "log": 6}
 """By phase, of a round; there are fewer where the phase is over before."""
@@ -307,12 +308,7 @@ def main() -> None:
     parser.add_argument("--result", type=Path)
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left of it
-    kept = arguments.result
-    before = json.loads(kept.read_text()) if kept is not None and kept.exists() else []
-    for result in soaked(arguments.kills, arguments.changes, arguments.seed):
-        print(json.dumps(result))  # noqa: T201 - a command
-        if kept is not None:
-            kept.write_text(json.dumps([*before, result], indent=1) + "\n")
+    result = kept(soaked(arguments.kills, arguments.changes, arguments.seed), arguments.result)
     sys.exit(any(result[kind] for kind in BAD))
 
 

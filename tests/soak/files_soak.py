@@ -35,6 +35,7 @@ from headrace.testing.servers.kafka import create_topic, start_broker
 from tests.helpers.flink_rig import flink_cluster, job, python_workers, savepoint_at_last
 from tests.helpers.sink_rig import read_all
 from tests.soak.files_job import FORMATS, NAME, SCHEMA, VARIABLE, Place
+from tests.soak.results import kept
 from tests.soak.split_soak import ON_SPARK, SPARK, Job
 
 LOOK_S = 0.25
@@ -312,15 +313,12 @@ def main() -> None:
     for engine in arguments.engine or ENGINES:
         folder = Path(tempfile.mkdtemp(prefix=f"headrace-files-{engine}-"))
         result = run(folder, engine, Size(arguments.files, arguments.kills, arguments.seconds), arguments.seed)
-        print(json.dumps(result))  # noqa: T201 - a command
+        kept([result], arguments.result)
         if any(count for what, count in result.items() if what.endswith(BAD)):
             is_right = False
             print("kept:", folder)  # noqa: T201 - a command
         else:
             shutil.rmtree(folder, ignore_errors=True)
-        if arguments.result is not None:
-            runs = json.loads(arguments.result.read_text()) if arguments.result.exists() else []
-            arguments.result.write_text(json.dumps([*runs, result], indent=1) + "\n")
     raise SystemExit(0 if is_right else 1)
 
 

@@ -39,6 +39,7 @@ from tests.helpers.flink_rig import flink_cluster, job
 from tests.helpers.kafka_tools import IDEMPOTENT
 from tests.helpers.waiting import eventually
 from tests.soak.hybrid_job import BUGS_MS, DAY_MS, VARIABLE, Settings
+from tests.soak.results import kept
 from tests.soak.split_soak import ON_SPARK, SPARK, Job
 
 DAYS, MORE_DAYS, ROWS = 365, 5, 8
@@ -356,13 +357,9 @@ def main() -> None:
     parser.add_argument("--result", type=Path)
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left of it
-    kept = arguments.result
-    before = json.loads(kept.read_text()) if kept is not None and kept.exists() else []
     with start_broker() as broker:
-        for result in soaked(arguments.engine, broker.bootstrap, arguments.kills, arguments.seed, arguments.bug):
-            print(json.dumps(result))  # noqa: T201 - a command
-            if kept is not None:
-                kept.write_text(json.dumps([*before, result], indent=1) + "\n")
+        results = soaked(arguments.engine, broker.bootstrap, arguments.kills, arguments.seed, arguments.bug)
+        result = kept(results, arguments.result)
     sys.exit(any(result[kind] for kind in BAD))
 
 

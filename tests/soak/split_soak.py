@@ -7,7 +7,6 @@ after a stream has planned another batch. A result file that is there is added t
 """
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -27,6 +26,7 @@ from rich.progress import Progress
 
 from tests.helpers.page_connector import write_lines_module
 from tests.helpers.python_path import ROOT, python_path
+from tests.soak.results import kept
 
 KINDS = ("lines", "files")
 GROWING = 6
@@ -216,13 +216,10 @@ def main() -> None:
             is_right = not any(count for what, count in result.items() if what.endswith(("lost", "foreign")))
         finally:
             if not is_right:
-                kept = Path(tempfile.mkdtemp(prefix="headrace-splits-kept-"))
-                Path(folder).rename(kept / "run")
-                print("kept:", kept)  # noqa: T201 - a command
-    print(json.dumps(result))  # noqa: T201 - a command
-    if arguments.result is not None:
-        runs = json.loads(arguments.result.read_text()) if arguments.result.exists() else []
-        arguments.result.write_text(json.dumps([*runs, {"seed": arguments.seed, **result}], indent=1) + "\n")
+                left = Path(tempfile.mkdtemp(prefix="headrace-splits-kept-"))
+                Path(folder).rename(left / "run")
+                print("kept:", left)  # noqa: T201 - a command
+    kept([{"seed": arguments.seed, **result}], arguments.result)
     raise SystemExit(0 if is_right else 1)
 
 

@@ -75,7 +75,7 @@ class RunPage(Collector):
         if lag is not None:
             yield _family("headrace_run_lag_records", [((), lag["records"])])
             yield _family("headrace_run_split_lag_records", [((split,), records) for split, records in lag["splits"].items()])
-        for name, value in status.get("measures", {}).items():
+        for name, value in status["measures"].items():
             yield _family(f"headrace_run_{name}", [((), value)])
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from headrace.enumerator.errors import RetriableError, StateError
@@ -34,7 +33,6 @@ from headrace.runners.local.storage.lock import LOCK
 MOST_SPLITS = 20
 """The file is written each second, and a source may have ten thousand splits."""
 
-NO_MEASURES: Mapping[str, float] = MappingProxyType({})
 _STATUS = "status.json"
 
 RESTARTING = "RESTARTING"
@@ -100,9 +98,7 @@ class RunStatus:
                 self._workers_lost += 1
                 self._last_lost = {"number": number, "at": self._clock()}
 
-    def show(
-        self, phase: str, splits: Mapping[int, int], lag: RunLag | None, measures: Mapping[str, float] = NO_MEASURES
-    ) -> None:
+    def show(self, phase: str, splits: Mapping[int, int], lag: RunLag | None, measures: Mapping[str, float]) -> None:
         """Write it down. `splits`: a worker's number -> how many splits it holds. What the disk refuses is not a failure."""
         self.shown = {
             **self._identity,

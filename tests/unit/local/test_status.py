@@ -67,7 +67,7 @@ def shown(folder, clock, checkpoints=1):
         status.record_command(events.CommitCheckpoint(Checkpoint(number, (), False), ("one", "two")))
         clock.now_s += 0.25
         status.record_event(events.CheckpointCommitted(number))
-    status.show("RUNNING", {2: 3, 3: 1}, RunLag(clock.now_s, {"a": 7, "b": 0, "c": 1200}))
+    status.show("RUNNING", {2: 3, 3: 1}, RunLag(clock.now_s, {"a": 7, "b": 0, "c": 1200}), {})
     return status
 
 
@@ -107,19 +107,19 @@ def test_the_table_shows_when_a_worker_was_last_restarted_and_which(folder):
     clock.now_s += 3
     status.record_command(events.ReportWorkerLost(7, "killed", 0.0))
     clock.now_s += 42
-    status.show("RUNNING", {}, None)
+    status.show("RUNNING", {}, None, {})
     assert read_status(folder)["last_lost"] == {"number": 7, "at": clock.now_s - 42}
     assert "after worker 7 was lost, 42 s ago" in printed_table(status.shown)
 
 
 def test_no_restart_is_shown_as_none(folder):
     status = RunStatus("run-x", folder, 0.0, {}.get, Clock())
-    status.show("RUNNING", {}, None)
+    status.show("RUNNING", {}, None, {})
     assert "none since the coordinator started" in printed_table(status.shown)
 
 
 def test_the_table_shows_how_often_the_run_was_restarted(folder):
-    RunStatus("run-x", folder, 0.0, {}.get, Clock(), restarted=2).show("RUNNING", {}, None)
+    RunStatus("run-x", folder, 0.0, {}.get, Clock(), restarted=2).show("RUNNING", {}, None, {})
     assert re.search(r"run restarted\W+2 times", printed_table(read_status(folder)))
 
 
@@ -159,7 +159,7 @@ def test_the_page_has_the_metrics_of_the_table(folder):
 
 def test_a_lag_that_is_not_known_is_not_reported(folder):
     status = shown(folder, Clock())
-    status.show("RUNNING", {}, None)
+    status.show("RUNNING", {}, None, {})
     assert not re.search("lag|pending", got(page(lambda: status.shown).port, "/metrics"))
     assert read_status(folder)["lag"] is None
     assert "not known" in printed_table(status.shown)
@@ -174,7 +174,7 @@ def test_measures_of_the_source_are_metrics(folder):
 
 def test_the_file_has_the_splits_that_are_furthest_behind_and_the_page_all(folder):
     status = RunStatus("run-x", folder, 0.0, {}.get, Clock())
-    status.show("RUNNING", {}, RunLag(1.0, {f"s{number:03}": number for number in range(100)}))
+    status.show("RUNNING", {}, RunLag(1.0, {f"s{number:03}": number for number in range(100)}), {})
     assert len(status.shown["lag"]["splits"]) == 100
     lag = read_status(folder)["lag"]
     assert lag == {"at": 1.0, "records": 4950, "splits": {f"s{number:03}": number for number in range(80, 100)}}
@@ -300,7 +300,7 @@ def test_a_run_that_starts_again_and_again_is_not_well_for_having_just_started(f
     clock = Clock()
     # the last checkpoint was committed by a coordinator before
     again = RunStatus("run-x", folder, clock.now_s - 100, {}.get, clock)
-    again.show("RUNNING", {}, None)
+    again.show("RUNNING", {}, None, {})
     assert (again.shown["since"], again.shown["progress_at"]) == (1000, 900)
     assert shown(folder, clock).shown["progress_at"] == again.shown["since"] + 0.5
 
@@ -334,7 +334,7 @@ def test_top_writes_lines_of_json_in_a_pipe_until_the_run_ends(tmp_path, capsys)
             printed.append(capsys.readouterr().out)
             clock.now_s += 1
             if len(printed) == 1:
-                status.show("COLLECTING", {2: 4}, None)
+                status.show("COLLECTING", {2: 4}, None, {})
             if len(printed) == 3:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
@@ -472,7 +472,7 @@ def test_a_status_that_is_whole_again_is_shown(folder):
     def mend(condition, what, seconds):
         with pytest.raises(RetriableError):
             condition()
-        whole.show("RUNNING", {}, None)
+        whole.show("RUNNING", {}, None, {})
         condition()
 
     with pytest.MonkeyPatch.context() as patch:

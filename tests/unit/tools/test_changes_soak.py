@@ -8,6 +8,7 @@ import pytest
 
 from tests.soak.changes_soak import BAD, KILLS, VICTIMS, difference, replayed
 from tests.soak.changes_tables import SHAPES
+from tests.soak.results import kept
 
 COMMITTED = json.loads((Path(__file__).parents[3] / "benchmarks" / "results" / "changes-soak.json").read_text())
 NAME = SHAPES[0].name
@@ -50,3 +51,11 @@ def test_there_were_kills_of_each_kind(names):
     assert sum(count for _, count in kills) >= 30
     for name in names:
         assert sum(count for parts, count in kills if name in parts) > 0
+
+
+def test_a_file_has_the_last_result_of_a_run_behind_those_of_others(tmp_path):
+    path = tmp_path / "results.json"
+    for runs in (1, 2):
+        assert kept([{"kills": 1}, {"kills": runs + 1}], path) == {"kills": runs + 1}
+    assert json.loads(path.read_text()) == [{"kills": 2}, {"kills": 3}]
+    assert kept([{"kills": 1}], None) == {"kills": 1}
