@@ -165,11 +165,14 @@ class SplitBatch(Generic[SplitT]):
     """Records of one split, and the split as it is once they are delivered.
 
     `records` may have no rows while the split still moved (control records, aborted transactions, compaction gaps: I3).
+    `is_behind`: there are none, as its reader is on the way to what the source had when it connected. For engines that end, or
+    end a task, when nothing comes.
     """
 
     split: SplitT
     records: pa.RecordBatch
     finished: bool = False
+    is_behind: bool = False
 
 
 class SourceReader(ABC, Generic[SplitT]):
@@ -184,10 +187,7 @@ class SourceReader(ABC, Generic[SplitT]):
 
     @abstractmethod
     def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
-        """The next batch, or None when nothing came within `timeout` seconds. The batch with `finished` is a split's last.
-
-        A batch without records means that its split has come further; or, where it has not, that there is more to come.
-        """
+        """The next batch, or None when nothing came within `timeout` seconds. The batch with `finished` is a split's last."""
 
     def checkpoint_completed(self, splits: Sequence[SplitT]) -> None:
         """These are durable positions of its splits, some of which may be finished. For what only their reader can publish.

@@ -48,8 +48,8 @@ class LogReader:
         self._seam = None if split.seam is None else SeamFilter(split.seam, self._chunks_of)
 
     def poll(self, timeout: float) -> SplitBatch[ChangesSplit] | None:
-        """The next transactions. A batch without rows says that the log has come further without changes of the table; or, if
-        it has not, that the server is still on its way to what the log had when this reader connected.
+        """The next transactions. A batch without rows says that the log has come further without changes of the table, or that
+        the server is behind what the log had when this reader connected.
         """
         if not self._is_started:
             self._start()
@@ -100,11 +100,11 @@ class LogReader:
 
     def _passed_over(self) -> SplitBatch[ChangesSplit] | None:
         """The log has come further, without changes of published tables; or there is more."""
-        if self._log.passed > self._split.position.lsn and not self._split.skip:
+        has_moved = self._log.passed > self._split.position.lsn and not self._split.skip
+        if has_moved:
             self._split = self._split.at(self._log.passed)
-        elif max(self._log.passed, self._split.position.lsn) + _PAGE_BYTES >= self._end:
-            return None
-        return SplitBatch(self._split, self._rows.merged([]))
+        is_behind = max(self._log.passed, self._split.position.lsn) + _PAGE_BYTES < self._end
+        return SplitBatch(self._split, self._rows.merged([]), is_behind=is_behind) if has_moved or is_behind else None
 
     def _delivered(self, decoded: Decoded) -> SplitBatch[ChangesSplit]:
         ours = [changes for changes in decoded.changes if self._is_ours(changes.relation)]

@@ -81,8 +81,8 @@ def read_stream(
     `maxSplitsPerTrigger` (1000) and `maxBytesPerTrigger`. Of others: `maxRecordsPerTrigger` (1000000), `maxBytesPerTrigger`
     (256 MiB) and `maxTriggerDuration` (10s). Of all but a `Hybrid`, whose stages take their own: `startFromSavepoint`. New
     splits are looked for every `Source.discovery_interval_s`, without one when the query starts. A query of splits without an
-    end that is started with `availableNow` ends when nothing comes for `maxTriggerDuration`: give more than the server takes to
-    its first record, such as of a large transaction.
+    end that is started with `availableNow` ends when nothing comes for `maxTriggerDuration` and no reader is behind
+    (`SplitBatch.is_behind`).
 
     Raises UsageError, which names it, for an option, a type of a column that Spark does not have, or a source that cannot be
     pickled.

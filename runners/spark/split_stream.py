@@ -331,8 +331,8 @@ class SplitPlanner(SourcePlanner[SplitT]):
         return True
 
     def _gives_something(self, splits: Sequence[SplitT], reader: SourceReader[SplitT]) -> bool:
-        """Whether records come in time. Batches without any say that a split has come further: from time to time that is
-        worth a batch of its own. Or, where it has not, that there is more: AvailableNow waits for that.
+        """Whether records come in time; AvailableNow waits longer for a reader that is behind. That a split has come further
+        without records is from time to time worth a batch of its own.
         """
         limit_s = self._read.limits.seconds if self._pins_end else _PROBE_S
         started = self._clock()
@@ -340,13 +340,11 @@ class SplitPlanner(SourcePlanner[SplitT]):
         while (batch := reader.poll(max(0.0, until - self._clock()))) is not None:
             now = self._clock()
             if batch.records.num_rows or batch.finished:
-                self._wait_s = max(self._wait_s, min(2 * (now - started), self._read.stall_s))
                 return True
-            is_behind = batch.split in splits
-            if not is_behind and now - self._moved_at >= _MOVES_S:
+            if batch.split not in splits and now - self._moved_at >= _MOVES_S:
                 self._moved_at = now
                 return True
-            if is_behind and self._pins_end and now - started < self._read.stall_s:
+            if batch.is_behind and self._pins_end and now - started < self._read.stall_s:
                 until = now + limit_s
             elif now >= until:
                 break

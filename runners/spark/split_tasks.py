@@ -82,8 +82,8 @@ class OpenTask(Generic[SplitT]):
         batches: list[pa.RecordBatch] = []
         ends = {split.split_id: SplitEnd(split, 0, finished=False) for split in self.splits}
         records = size = 0
-        until, is_limited = clock() + max(self.limits.seconds, self.wait_s), False
-        quiet_until = clock() + self.wait_s
+        started, is_limited = clock(), False
+        until, quiet_until = started + max(self.limits.seconds, self.wait_s), started + self.wait_s
         with closing(ResumedReader(self.source, self.splits, clock)) as reader:
             while not all(end.finished for end in ends.values()):
                 is_limited = records >= self.limits.records or size >= self.limits.size_bytes or clock() >= until
@@ -99,6 +99,9 @@ class OpenTask(Generic[SplitT]):
                     batches.append(batch.records)
                     records, size = records + batch.records.num_rows, size + batch.records.nbytes
                     quiet_until = clock() + IDLE_S
+                elif batch.is_behind and not batches and clock() - started < self.stall_s:
+                    quiet_until = clock() + self.wait_s
+                    until = max(until, quiet_until)
                 elif clock() >= quiet_until and not self.source.finite_splits:
                     break  # others' records only
         return batches, TaskEnds(ends, is_limited and bool(batches))

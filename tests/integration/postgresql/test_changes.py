@@ -21,6 +21,8 @@ from headrace.enumerator import EmbeddedRun
 from headrace.errors import DataLossError, UsageError
 from headrace.postgresql import ChangesSource, table_rows
 from headrace.runners.metrics import METRICS
+from headrace.runners.spark.split_stream import SplitPlanner, SplitRead
+from headrace.runners.spark.split_tasks import TaskLimits
 from headrace.testing.servers.databases import Database
 from tests.helpers.databases import psql
 from tests.helpers.table_copy import Copy
@@ -169,6 +171,31 @@ def test_a_restore_continues_where_the_checkpoint_was(url: str) -> None:
                     copy.rows = kept
     with EmbeddedRun(source_of(url, chunk_rows=100), clock=time.monotonic, checkpoint=state) as run:
         read_until(run, copy, url)
+
+
+def test_available_now_reads_a_row_behind_much_that_others_have_written(url: str, tmp_path: Path) -> None:
+    """The server is on its way to it for longer than a query waits for records."""
+    read = SplitRead(
+        source=source_of(url, snapshot="never").source_of(0, None), checkpoint=str(tmp_path), limits=TaskLimits(seconds=0.01)
+    )
+    planner = SplitPlanner(read)
+    offset = planner.next_offsets(planner.initial_offsets())
+    planner.close()
+    psql(
+        url,
+        "CREATE TABLE public.noise (value text)",
+        *["INSERT INTO public.noise SELECT repeat('x', 200) FROM generate_series(1, 300)"] * 1000,
+        "INSERT INTO public.orders VALUES (5000, 'p0', 'behind it')",
+    )
+    planner, rows = SplitPlanner(read), list[str]()
+    planner.pin_end()
+    while (end := planner.next_offsets(offset)) != offset:
+        offset = end
+        for batch in (batch for task in planner.tasks(end) for batch in read.open_task(task).read()):
+            rows += batch.column("value").to_pylist()
+    planner.close()
+    psql(url, "DROP TABLE public.noise")
+    assert rows == ["behind it"]
 
 
 def test_what_the_slot_keeps_is_measured(url: str) -> None:

@@ -280,7 +280,7 @@ def test_a_replay_reads_on_when_the_source_answers_again(shelf: Shelf, tmp_path:
 
 
 @pytest.mark.parametrize(("behind_s", "is_found"), [(500.0, True), (700.0, False)])
-def test_available_now_waits_for_a_reader_that_says_that_there_is_more(
+def test_available_now_waits_for_a_reader_that_is_behind(
     shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind_s: float, is_found: bool
 ) -> None:
     now = [0.0]
@@ -296,10 +296,35 @@ def test_available_now_waits_for_a_reader_that_says_that_there_is_more(
         now[0] += timeout
         if now[0] >= behind_s:
             return poll(reader, timeout)
-        return SplitBatch(Piece("a", 1), pa.RecordBatch.from_pydict({"value": []}, schema=query.read.source.schema))
+        return SplitBatch(
+            Piece("a", 1), pa.RecordBatch.from_pydict({"value": []}, schema=query.read.source.schema), is_behind=True
+        )
 
     monkeypatch.setattr(ShelfReader, "poll", late)
     assert query.plan() is is_found
+
+
+@pytest.mark.parametrize(("behind_s", "found"), [(500.0, ["a0"]), (700.0, [])])
+def test_a_task_waits_for_a_reader_that_is_behind(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind_s: float, found: list[str]
+) -> None:
+    now = [0.0]
+    query = Query(SplitRead(source=Feed(shelf), checkpoint=str(tmp_path)))
+    shelf.add("a", "a0")
+    assert query.plan()
+    poll = ShelfReader.poll
+
+    def late(reader: ShelfReader, timeout: float) -> SplitBatch[Piece] | None:
+        now[0] += timeout
+        if now[0] >= behind_s:
+            return poll(reader, timeout)
+        nothing = pa.RecordBatch.from_pydict({"value": []}, schema=query.read.source.schema)
+        return SplitBatch(Piece("a"), nothing, is_behind=True)
+
+    monkeypatch.setattr(ShelfReader, "poll", late)
+    (task,) = query.tasks()
+    rows = [value for batch in query.read.open_task(task).read(lambda: now[0]) for value in batch.column(0).to_pylist()]
+    assert rows == found
 
 
 def test_splits_that_come_further_without_records_get_a_batch_now_and_then(
