@@ -255,9 +255,13 @@ class Source(ABC, Generic[SplitT]):
     def needs_ends(self) -> bool:
         """Whether its discovery continues from how readers have ended its splits (`Stage.needs_ends`). Default: False.
 
-        `headrace run` and one process can do that, and Spark's streams if it is a `StagedSource`; Beam and `Hybrid` refuse it.
+        `headrace run` and one process can do that, and Spark's streams if it is a `StagedSource`; others refuse it.
         """
         return False
+
+    def in_one_stage(self) -> Source[Any]:
+        """The source for Beam, whose readers do not report to discovery. Does no I/O. Default: itself."""
+        return self
 
     @property
     def repeatable(self) -> bool:

@@ -41,6 +41,7 @@ class Described(Protocol):
     url: str
     publication: str
     slot: str
+    tables: Sequence[catalog.TablePattern]
     chunk_rows: int
 
     @property
@@ -120,11 +121,19 @@ def _cut(connection: psycopg.Connection, followed: Followed, rows: int, place: O
 class LogDiscovery(SplitDiscovery[ChangesSplit]):
     """Of the log, which is one split. `end`: what the snapshot has ended with; None without one."""
 
-    def __init__(self, source: Described, number: int, end: JsonObject | None, stage: Stage | None = None) -> None:
-        """`number`: of the stage, for the split. `stage`: of a `ChangesDiscovery`."""
+    def __init__(
+        self,
+        source: Described,
+        number: int,
+        end: JsonObject | None,
+        stage: Stage | None = None,
+        *,
+        tables: tuple[int, ...] | None = None,
+    ) -> None:
+        """`number`: of the stage, for the split. `stage`: of a `ChangesDiscovery`. `tables`: of the split, without an end."""
         self._source = source
-        self._number, self._end, self._stage = number, end, stage
-        self._unpublished: list[str] = []
+        self._number, self._end, self._stage, self._tables = number, end, stage, tables
+        self._said: tuple[list[str], list[str]] = [], []
 
     def initial(self) -> DiscoveryResult[ChangesSplit]:
         if self._end is not None:
@@ -132,23 +141,32 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
             split = LogSplit(self._number, read_origin(self._end["position"]), tables, seam=seam)
         else:
             with translated(self._source.url, "making a slot"), connect(self._source.url) as connection:
-                split = LogSplit(self._number, slot_place(connection, self._source.slot)[0])
+                split = LogSplit(self._number, slot_place(connection, self._source.slot)[0], self._tables)
         return DiscoveryResult([split], stage=self._stage)
 
     def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
-        self._warn_of_unpublished()
+        self._say_what_has_changed()
         return DiscoveryResult((), stage=self._stage)
 
-    def _warn_of_unpublished(self) -> None:
-        """Once of the same tables. The server sends no changes of them, and no word of that."""
+    def _say_what_has_changed(self) -> None:
+        """Once of the same tables. The server sends no changes of one that left the publication, and no word of that."""
         source = self._source
         with translated(source.url, "reading the publication"), connect(source.url) as connection:
             publication = catalog.read_publication(connection, source.publication)
-        published = {table.oid for table in publication.tables} if publication is not None else set()
-        unpublished = [each.table.full_name for each in source.followed if each.table.oid not in published]
-        if unpublished and unpublished != self._unpublished:
-            log.warning("publication %s no longer has %s: no changes come", source.publication, ", ".join(unpublished))
-        self._unpublished = unpublished
+        published = {} if publication is None else {table.oid: table for table in publication.tables}
+        followed = {each.table.oid: each.table.full_name for each in source.followed}
+        left = [name for oid, name in followed.items() if oid not in published]
+        joined = [
+            f"{each.schema}.{each.name}" for oid, each in published.items() if oid not in followed and self._is_named(each)
+        ]
+        if left and left != self._said[0]:
+            log.warning("publication %s no longer has %s: no changes come", source.publication, ", ".join(left))
+        if joined and joined != self._said[1]:
+            log.warning("publication %s has %s now: start the job again to read it, too", source.publication, ", ".join(joined))
+        self._said = left, joined
+
+    def _is_named(self, table: catalog.PublishedTable) -> bool:
+        return any(pattern.matches(table.schema, table.name) for pattern in self._source.tables)
 
 
 def log_end(connection: psycopg.Connection) -> tuple[Origin, int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +14,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.postgresql.added import AddedTables
 from headrace.connectors.postgresql.connection import connect, translated
 from headrace.connectors.postgresql.pgoutput import Decoded, Decoder, LoggedChanges, LoggedRelation
 from headrace.connectors.postgresql.replication import LogConnection
@@ -26,38 +29,93 @@ _PAGE_BYTES = 8192
 """What the server reports as sent may end this far before the end of its log, where a page starts."""
 
 
+class SlotPlace(NamedTuple):
+    """A slot, and the publication that is read by it."""
+
+    url: str
+    slot: str
+    publication: str
+
+
+_READERS: WeakSet[LogReader] = WeakSet()
+"""Those of this process that are open."""
+
+
+def confirm_later(place: SlotPlace, lsn: int) -> None:
+    """The readers of this slot in this process tell the server that what is before this is durable. Called in any thread."""
+    for reader in list(_READERS):
+        if reader.place == place:
+            reader.confirm_later(lsn)
+
+
 class LogReader:
-    """Owned by one thread. Connects when it is first polled."""
+    """Owned by one thread. Connects when it is first polled.
+
+    `added` reads the rows of tables that the split lacks; None refuses such a split. `seam`: of the source.
+    """
 
     def __init__(
-        self, url: str, slot: str, publication: str, rows: OneTableRows, split: LogSplit, transaction_bytes: int
+        self,
+        place: SlotPlace,
+        rows: OneTableRows,
+        split: LogSplit,
+        transaction_bytes: int,
+        *,
+        seam: str = "exact",
+        added: AddedTables | None = None,
     ) -> None:
-        self._url = url
-        self._log = LogConnection(url, slot, [publication])
+        """Raises UsageError for a split of other tables."""
+        self.place = place
+        self._log = LogConnection(place.url, place.slot, [place.publication])
+        self._transaction_bytes, self._is_exact = transaction_bytes, seam == "exact"
+        self._rows, self._added = rows, added
+        if self._is_exact:
+            check_names(rows, split)
+        if added is None:
+            check_tables(rows, split)
+        else:
+            split = added.taken_over(split)
+        self._end = self._durable = 0
+        self._connection: psycopg.Connection | None = None
+        self._orders: dict[str, KeyOrder] = {}
+        self._begin(split)
+        _READERS.add(self)
+
+    def _begin(self, split: LogSplit) -> None:
+        """As a reader that knows nothing of what was sent before."""
         self._is_started = False
-        self._end = 0
-        self._rows = rows
-        check_tables(rows, split)
         self._split = split
         self._to_skip = split.skip
         self._open = 0
-        self._decoder = Decoder(transaction_bytes=transaction_bytes, position=split.position.lsn)
+        self._decoder = Decoder(transaction_bytes=self._transaction_bytes, position=split.position.lsn)
         self._decoded: Iterator[Decoded] = iter(())
-        self._connection: psycopg.Connection | None = None
-        self._orders: dict[str, KeyOrder] = {}
-        self._seam = None if split.seam is None else SeamFilter(split.seam, self._chunks_of)
+        self._seam = SeamFilter(split.seam, self._chunks_of) if split.seam is not None and self._is_exact else None
 
     def poll(self, timeout: float) -> SplitBatch[ChangesSplit] | None:
-        """The next transactions. A batch without rows says that the log has come further without changes of the table, or that
-        the server is behind what the log had when this reader connected.
+        """The next transactions, or a chunk of a table that was added. A batch without rows says that the log has come further
+        without changes of the tables, or that the server is behind what the log had when this reader connected.
         """
+        if self._added is not None and self._added.may_read(self._split):
+            return self._read_chunk(self._added)
         if not self._is_started:
             self._start()
+        if self._durable:
+            self._durable, durable = 0, self._durable
+            self.confirm(durable)
         until = time.monotonic() + timeout
         decoded = self._next(until)
         while decoded is not None and self._was_read(decoded):
             decoded = self._next(until)
         return self._passed_over() if decoded is None else self._delivered(decoded)
+
+    def _read_chunk(self, added: AddedTables) -> SplitBatch[ChangesSplit]:
+        """The log goes on by a new connection: the sender of this one knows the tables as they were."""
+        if self._is_started:
+            self._log.close()
+            self._decoder.close()
+        split, oid, texts = added.read_next(self._split)
+        self._begin(split)
+        return SplitBatch(split, self._rows.snapshot(oid, texts, split.position.lsn))
 
     def _next(self, until: float) -> Decoded | None:
         """A part of a transaction that was received may be none that can be delivered yet."""
@@ -84,11 +142,18 @@ class LogReader:
         if self._is_started:
             self._log.confirm(lsn)
 
+    def confirm_later(self, lsn: int) -> None:
+        """As `confirm`, by the next `poll`. Called in any thread."""
+        self._durable = lsn
+
     def close(self) -> None:
+        _READERS.discard(self)
         self._log.close()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+        if self._added is not None:
+            self._added.close()
         self._decoder.close()
 
     def _start(self) -> None:
@@ -112,7 +177,7 @@ class LogReader:
         records = self._rows.merged([(changes.relation.oid, *self._new_rows(changes, dropped)) for changes in ours])
         before = self._split.position.lsn
         lsn = max(decoded.position, before)
-        seam = None if self._seam is None else self._seam.seam
+        seam = self._split.seam if self._seam is None else self._seam.seam
         self._split = replace(self._split, seam=seam).at(lsn, self._read_of_open(decoded, has_moved=lsn > before))
         if self._split.seam is None:
             self._seam = None
@@ -121,7 +186,7 @@ class LogReader:
     def _is_ours(self, relation: LoggedRelation) -> bool:
         """Raises DataLossError for another table that is named as one that is read."""
         if relation.oid in self._rows.tables:
-            return True
+            return self._split.tables is None or relation.oid in self._split.tables
         name = f"{relation.schema}.{relation.name}"
         if any(rows.table.full_name == name for rows in self._rows.tables.values()):
             raise created_again(name)
@@ -169,9 +234,9 @@ class LogReader:
         return self._seam.is_new(rows.table.full_name, batch.column("_xid").to_numpy(), keys)
 
     def _chunks_of(self, table: str, seam: TableSeam, keys: Sequence[Key]) -> Sequence[int]:
-        with translated(self._url, f"asking for the order of the keys of {table}"):
+        with translated(self.place.url, f"asking for the order of the keys of {table}"):
             if self._connection is None:
-                self._connection = connect(self._url)
+                self._connection = connect(self.place.url)
             if table not in self._orders:
                 (rows,) = (rows for rows in self._rows.tables.values() if rows.table.full_name == table)
                 self._orders[table] = KeyOrder(self._connection, rows.table, seam)
@@ -179,18 +244,22 @@ class LogReader:
 
 
 def check_tables(rows: OneTableRows, split: LogSplit) -> None:
-    """Raise UsageError for a table whose rows the snapshot before this log did not read, or under another name.
-
-    Its seam is by names.
-    """
+    """Raise UsageError for a table whose rows the snapshot before this log did not read."""
     for oid, each in rows.tables.items():
         if split.tables is not None and oid not in split.tables:
             raise UsageError(
                 f"table {each.table.full_name} is not one that this job's snapshot has read, so its rows would be missing: "
                 "leave it out of tables, or start another job for it, with its own slot"
             )
-    read, named = dict(split.seam.tables if split.seam else ()), {each.table.full_name for each in rows.tables.values()}
-    if (old := sorted(read.keys() - named)) and (new := sorted(named - read.keys())):
+
+
+def check_names(rows: OneTableRows, split: LogSplit) -> None:
+    """Raise UsageError for a table that was read under another name, by which the seam knows it."""
+    read = dict(split.seam.tables if split.seam else ())
+    tables = split.tables or ()
+    named = {each.table.full_name: oid for oid, each in rows.tables.items()}
+    new = sorted(name for name, oid in named.items() if oid in tables and name not in read)
+    if (old := sorted(read.keys() - named.keys())) and new:
         raise UsageError(
             f"the table {', '.join(new)} was not named so when the snapshot read {', '.join(old)}, and the log still has "
             "changes that were read then: undo that until the job has read them, or take a new snapshot"

@@ -54,20 +54,25 @@ def lower_bounds(connection: psycopg.Connection, followed: Followed, key: tuple[
     if not key:
         check_size(connection, followed, rows)
         return
+    bound = next_bound(connection, followed, key, rows, None)
+    while bound is not None:
+        yield bound
+        bound = next_bound(connection, followed, key, rows, bound)
+
+
+def next_bound(
+    connection: psycopg.Connection, followed: Followed, key: tuple[str, ...], rows: int, lower: Key | None
+) -> Key | None:
+    """The lower bound of the chunk behind the one from `lower` on; None where that is the last one."""
     columns = [_column(followed.table, name) for name in key]
     # Qualified, or they would be ordered as the texts that are selected.
     names = sql.SQL(", ").join(sql.Identifier(_ROWS, name) for name in key)
     texts = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(_ROWS, name)) for name in key)
-    bound: Key | None = None
-    while True:
-        query = sql.SQL("SELECT {} FROM {} AS {} WHERE {} ORDER BY {} OFFSET {} LIMIT 1").format(
-            *(texts, _from(followed), sql.Identifier(_ROWS), _between(columns, bound, None), names, sql.Literal(rows))
-        )
-        found = connection.execute(query).fetchone()
-        if found is None:
-            return
-        bound = tuple(map(str, found))
-        yield bound
+    query = sql.SQL("SELECT {} FROM {} AS {} WHERE {} ORDER BY {} OFFSET {} LIMIT 1").format(
+        *(texts, _from(followed), sql.Identifier(_ROWS), _between(columns, lower, None), names, sql.Literal(rows))
+    )
+    found = connection.execute(query).fetchone()
+    return None if found is None else tuple(map(str, found))
 
 
 def check_size(connection: psycopg.Connection, followed: Followed, rows: int) -> None:

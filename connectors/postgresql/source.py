@@ -10,21 +10,22 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.postgresql import catalog
+from headrace.connectors.postgresql.added import AddedTables
 from headrace.connectors.postgresql.connection import connect, shown, translated
 from headrace.connectors.postgresql.discovery import ChangesDiscovery
-from headrace.connectors.postgresql.log_reader import LogReader
+from headrace.connectors.postgresql.log_reader import LogReader, SlotPlace
 from headrace.connectors.postgresql.pgoutput import TRANSACTION_BYTES
 from headrace.connectors.postgresql.rows import METADATA, OneTableRows, rows_of
 from headrace.connectors.postgresql.snapshot import Followed, created_again, read_chunk
 from headrace.connectors.postgresql.splits import ChangesSplit, ChangesSplitSerializer, ChunkSplit, LogSplit
-from headrace.connectors.postgresql.stages import LogStage, SnapshotStage
+from headrace.connectors.postgresql.stages import LogStage, SnapshotStage, WholeLog
 from headrace.connectors.postgresql.types import OutOfRange
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.enumerator.source import Boundedness, JsonObject, Source, SourceReader, SplitBatch, StagedSource
@@ -203,8 +204,16 @@ class ChangesSource(StagedSource[ChangesSplit]):
         return ChangesDiscovery(self)
 
     def create_reader(self) -> ChangesReader:
-        """A reader of chunks and of the log."""
-        return ChangesReader(self)
+        """A reader of chunks and of the log, and of the rows of tables that were added since the job has started."""
+        return ChangesReader(self, AddedTables(self.url, self.followed, self.chunk_rows))
+
+    def create_task_reader(self) -> ChangesReader:
+        """One that gives the same records again. Raises UsageError for a log that lacks a table's rows."""
+        return ChangesReader(self, None)
+
+    def in_one_stage(self) -> Source[Any]:
+        """The log, whose reader reads the tables' rows first, one chunk after another. Itself if there is no log."""
+        return self if self.snapshot == "only" else WholeLog(self)
 
 
 def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[catalog.TablePattern]) -> tuple[Followed, ...]:
@@ -233,8 +242,9 @@ def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[
 class ChangesReader(SourceReader[ChangesSplit]):
     """Reads chunks one after another, or the log. Owned by one thread."""
 
-    def __init__(self, source: ChangesSource) -> None:
-        self._source = source
+    def __init__(self, source: ChangesSource, added: AddedTables | None) -> None:
+        """`added`: reads the rows of tables that a log has not had from its start; None refuses them."""
+        self._source, self._added = source, added
         self._schema = source.schema
         self._rows = source.rows()
         self._chunks: deque[ChunkSplit] = deque()
@@ -246,9 +256,10 @@ class ChangesReader(SourceReader[ChangesSplit]):
                 self._chunks.append(split)
             else:
                 source = self._source
-                place = source.url, source.slot, source.publication
-                wanted = replace(split, seam=None) if source.seam == "overlapping" else split
-                self._log = LogReader(*place, self._rows, wanted, source.max_transaction_bytes)
+                place = SlotPlace(source.url, source.slot, source.publication)
+                self._log = LogReader(
+                    place, self._rows, split, source.max_transaction_bytes, seam=source.seam, added=self._added
+                )
 
     def poll(self, timeout: float) -> SplitBatch[ChangesSplit] | None:
         """A whole chunk, or transactions of the log."""
@@ -273,8 +284,13 @@ class ChangesReader(SourceReader[ChangesSplit]):
     def _read_chunk(self) -> SplitBatch[ChangesSplit]:
         chunk = self._chunks[0]
         followed = next((each for each in self._source.followed if each.table.oid == chunk.oid), None)
-        if followed is None:
+        if followed is None and any(each.table.full_name == chunk.table for each in self._source.followed):
             raise created_again(chunk.table)
+        if followed is None:
+            raise UsageError(
+                f"table {chunk.table} is not among the tables that are read any more, and its snapshot has begun: put it back "
+                "until the log is read, or start again without a checkpoint and with a new slot"
+            )
         with translated(self._source.url, f"reading {chunk.table}"), connect(self._source.url) as connection:
             texts, seen = read_chunk(connection, followed, chunk.key, chunk.lower, chunk.upper)
         rows = self._rows.snapshot(chunk.oid, texts, chunk.floor)

@@ -61,7 +61,10 @@ class ChunkSplit:
 
 @dataclass(frozen=True, slots=True)
 class TableSeam:
-    """A table's chunks: what each of them has. `bounds` are the lower ones of all but the first."""
+    """A table's chunks: what each of them has. `bounds` are the lower ones of all but the first.
+
+    While they are being read, there is a bound for each, as there is another chunk behind it.
+    """
 
     key: tuple[str, ...]
     bounds: tuple[Key, ...]
@@ -81,7 +84,7 @@ class LogSplit:
     """The log of one slot, to be read from the commit that ends at `position.lsn`.
 
     `skip`: how many changes after it were read already: of a transaction that was too large for one batch. `seam`: None where
-    no change can be in a chunk. `tables`: the oids of those whose rows the snapshot has read; None where there was none.
+    no change can be in a chunk. `tables`: the oids of those whose rows are read; None where no rows are wanted.
     """
 
     stage: int
@@ -134,7 +137,7 @@ def read_seam(data: JsonObject) -> Seam:
     tables = []
     for name, each in stored_object(data["tables"]).items():
         bounds, snapshots = tuple(map(_key, each["bounds"])), tuple(map(stored_text, each["snapshots"]))
-        if len(snapshots) != len(bounds) + 1:
+        if len(snapshots) not in (len(bounds), len(bounds) + 1):
             raise ValueError(f"{len(bounds)} bounds are between {len(snapshots)} chunks")
         tables.append((name, TableSeam(_key(each["key"]), bounds, snapshots)))
     return Seam(tuple(tables), stored_number(data["until"]))

@@ -10,6 +10,7 @@ import pyarrow as pa
 from headrace.connectors.postgresql import catalog
 from headrace.connectors.postgresql.connection import connect, translated
 from headrace.connectors.postgresql.discovery import ChunkDiscovery, Described, LogDiscovery, start_of_log
+from headrace.connectors.postgresql.log_reader import SlotPlace, confirm_later
 from headrace.connectors.postgresql.splits import ChangesSplit, ChangesSplitSerializer, LogSplit
 from headrace.enumerator.source import Boundedness, JsonObject, Source, SourceReader
 
@@ -26,6 +27,8 @@ class Whole(Described, Protocol):
     def split_serializer(self) -> ChangesSplitSerializer: ...
 
     def create_reader(self) -> SourceReader[ChangesSplit]: ...
+
+    def create_task_reader(self) -> SourceReader[ChangesSplit]: ...
 
 
 class ChangesStage(Source[ChangesSplit]):
@@ -47,8 +50,8 @@ class ChangesStage(Source[ChangesSplit]):
         return self._whole.split_serializer
 
     def create_reader(self) -> SourceReader[ChangesSplit]:
-        """As of the whole source."""
-        return self._whole.create_reader()
+        """Of a task, which may run again."""
+        return self._whole.create_task_reader()
 
 
 class SnapshotStage(ChangesStage):
@@ -100,3 +103,27 @@ class LogStage(ChangesStage):
                     server = catalog.read_server(connection)
                     if (str(server.system_identifier), server.timeline) == (split.position.system, split.position.timeline):
                         catalog.advance_slot(connection, self._whole.slot, split.position.lsn)
+
+
+class WholeLog(ChangesStage):
+    """The log of a slot, and the tables' rows, which its reader reads first: for engines that do not read stage by stage."""
+
+    @property
+    def boundedness(self) -> Boundedness:
+        """UNBOUNDED."""
+        return Boundedness.UNBOUNDED
+
+    def create_discovery(self) -> LogDiscovery:
+        """Makes the slot. Gives the log's one split, which lacks all rows, where they are wanted."""
+        return LogDiscovery(self._whole, 0, None, tables=None if self._whole.snapshot == "never" else ())
+
+    def create_reader(self) -> SourceReader[ChangesSplit]:
+        """As of the whole source."""
+        return self._whole.create_reader()
+
+    def checkpoint_completed(self, splits: Sequence[ChangesSplit]) -> None:
+        """The server may forget the log before these. Called in a process that reads it; in others it does nothing."""
+        place = SlotPlace(self._whole.url, self._whole.slot, self._whole.publication)
+        for split in splits:
+            if isinstance(split, LogSplit):
+                confirm_later(place, split.position.lsn)

@@ -30,7 +30,7 @@ class ExpandPipeline(beam.PTransform[Any, Any]):
     ) -> None:
         """Reads the savepoint, if there is one. Raises as `ReadFromSource` and `WriteExactlyOnce`."""
         super().__init__()
-        source = pipeline.source
+        source = pipeline.source.in_one_stage()
         self._read = ReadFromSource(
             source,
             output="arrow",

@@ -301,6 +301,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
     ) -> None:
         """Reads the savepoint, if there is one. `record_type` is the type hint of what `rows` makes."""
         super().__init__()
+        source = source.in_one_stage()
         check_needs_no_ends(source, "Beam")
         if output not in ("records", "arrow"):
             raise UsageError(f'output must be "records" or "arrow", not {output!r}')

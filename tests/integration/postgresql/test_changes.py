@@ -29,6 +29,7 @@ from tests.helpers.table_copy import Copy
 
 TABLE = "public.orders"
 SLOT = "headrace_orders"
+METADATA = ["_op", "_lsn", "_table"]
 
 
 def write(connection: psycopg.Connection, moves: random.Random, number: int) -> None:
@@ -351,6 +352,59 @@ def test_several_tables_are_read_by_one_slot(url: str) -> None:
             state = run.checkpoint()
             run.checkpoint_completed()
     assert sorted(lines) == [("snapshot", "a", 2), ("snapshot", "b", 3), ("update", "a", 3), ("update", "b", 4)]
+    psql(url, "DROP TABLE public.lines")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("is_first", [True, False], ids=["as all tables in one stage", "beside one that is read"])
+def test_a_table_that_the_log_lacks_is_read_by_its_reader(url: str, is_first: bool) -> None:
+    """Under writers, with restores between its chunks, and transactions that were open when it was published."""
+    psql(url, "CREATE TABLE public.lines (id int PRIMARY KEY)", "ALTER PUBLICATION orders DROP TABLE public.orders")
+    psql(url, "ALTER PUBLICATION orders ADD TABLE public.lines", "INSERT INTO public.lines VALUES (1)")
+    copy, moves, starts = Copy(), random.Random(6), 0
+
+    def source(*tables: str) -> Any:
+        changes = ChangesSource(url, tables=tables, publication="orders", slot=SLOT, chunk_rows=300, metadata=METADATA)
+        return changes.in_one_stage() if is_first else changes
+
+    with EmbeddedRun(source("lines"), clock=time.monotonic) as run:
+        assert [row["id"] for row in read_some(run, 1)] == [1]
+        state = b""
+        while b'"tables":[' not in state:
+            run.poll(0.1)
+            state = run.checkpoint()
+            run.checkpoint_completed()
+    with writing(url) as more, psycopg.connect(url) as open_one:
+        open_one.execute("INSERT INTO public.orders VALUES (100000, 'p', 'written before it is published')")
+        psql(url, "ALTER PUBLICATION orders ADD TABLE public.orders")
+        more(5)
+        open_one.execute("INSERT INTO public.orders VALUES (100001, 'p', 'written after')")
+        while len(copy.rows) < 2000:
+            starts += 1
+            assert starts < 40
+            kept = dict(copy.rows)
+            with EmbeddedRun(source("lines", "orders"), clock=time.monotonic, checkpoint=state) as run:
+                for _ in range(moves.randrange(2, 9)):
+                    batch = run.poll(0.2)
+                    if batch is not None and batch.records.num_rows:
+                        copy.apply(table_rows(batch.records, TABLE).to_pylist())
+                    if starts > 2:
+                        open_one.commit()
+                    assert starts > 2 or not copy.rows, "a transaction is open that was when it was published"
+                    more(2)
+                if moves.random() < 0.7:
+                    state = run.checkpoint()
+                    run.checkpoint_completed()
+                else:
+                    copy.rows = kept
+    with EmbeddedRun(source("lines", "orders"), clock=time.monotonic, checkpoint=state) as run:
+        wanted, until = table_of(url), time.monotonic() + 60.0
+        while copy.rows != wanted and time.monotonic() < until:
+            batch = run.poll(0.2)
+            if batch is not None and batch.records.num_rows:
+                copy.apply(table_rows(batch.records, TABLE).to_pylist())
+        assert copy.rows == wanted
+        assert {(100000, "p"), (100001, "p")} <= wanted.keys()
     psql(url, "DROP TABLE public.lines")
 
 
