@@ -1,7 +1,7 @@
 """Tables whose rows no snapshot before the log has read: their chunks are read between two transactions of the log.
 
-PostgreSQL decides for each change, by its catalogs at that time, whether the table is published, and a sender of the log may go on
-by what it has known of a table. So changes are missing in transactions that were open when the table was published. All of
+PostgreSQL decides for each change, by its catalogs at that time, whether the table is published, and a sender of the log may go
+on by what it has known of a table. So changes are missing in transactions that were open when the table was published. All of
 those have to end first, and the log is read past that, without the table. What it had until then has to be visible, too, before
 chunks are read, which have it.
 """
@@ -45,17 +45,15 @@ class AddedTables:
 
     def missing(self, split: LogSplit) -> list[Followed]:
         """The tables whose rows are not read, or not all of them; first the one of which some are."""
-        if split.tables is None:
-            return []
-        found = [each for each in self._followed if each.table.oid not in split.tables]
+        found = [each for each in self._followed if not split.has_rows_of(each.table.oid)]
         return sorted(found, key=lambda each: not _is_begun(split, each))
 
     def taken_over(self, split: LogSplit) -> LogSplit:
-        """Without tables that are no longer read: if one is again, it is one whose rows are not, as changes are missing."""
+        """Without tables that are no longer read: if one is again, its rows are missing, as its changes are."""
         if split.tables is None:
             return split
-        oids, names = {each.table.oid for each in self._followed}, self._names()
-        tables = tuple(oid for oid in split.tables if oid in oids)
+        tables = tuple((each.table.full_name, each.table.oid) for each in self._followed if split.has_rows_of(each.table.oid))
+        names = {each.table.full_name for each in self._followed}
         seam = split.seam and replace(split.seam, tables=tuple(each for each in split.seam.tables if each[0] in names))
         return replace(split, tables=tables, seam=seam)
 
@@ -81,7 +79,7 @@ class AddedTables:
         read = TableSeam(key, bounds, (*own.snapshots, seen.snapshot))
         tables = split.tables or ()
         if upper is None:
-            tables = (*tables, followed.table.oid)
+            tables = (*tables, (name, followed.table.oid))
             log.info("the rows of %s are read, and its changes follow", name)
         return ReadChunk(replace(split, tables=tables, seam=_with(seam, name, read, seen)), followed.table.oid, texts)
 
@@ -108,9 +106,6 @@ class AddedTables:
             if self._passed is None:
                 self._passed = next_one
             return oldest >= self._passed
-
-    def _names(self) -> list[str]:
-        return [each.table.full_name for each in self._followed]
 
     @contextmanager
     def _asking(self, doing: str) -> Iterator[psycopg.Connection]:

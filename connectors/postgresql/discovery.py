@@ -18,9 +18,9 @@ from headrace.connectors.postgresql.splits import (
     Key,
     LogSplit,
     Origin,
-    read_oids,
     read_origin,
     read_seam,
+    read_tables,
     seam_of,
     stored_origin,
     stored_seam,
@@ -87,7 +87,7 @@ class ChangesDiscovery(StagedDiscovery[ChangesSplit]):
 def start_of_log(splits: Sequence[ChangesSplit]) -> JsonObject:
     """What a log needs to know of the chunks before it, all of which are read: where it starts, and what it leaves out."""
     chunks = [split for split in splits if isinstance(split, ChunkSplit)]
-    tables = sorted({chunk.oid for chunk in chunks})
+    tables = {chunk.table: chunk.oid for chunk in chunks}
     return {"position": stored_origin(chunks[0].slot), "tables": tables, "seam": stored_seam(seam_of(chunks))}
 
 
@@ -128,7 +128,7 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
         end: JsonObject | None,
         stage: Stage | None = None,
         *,
-        tables: tuple[int, ...] | None = None,
+        tables: tuple[tuple[str, int], ...] | None = None,
     ) -> None:
         """`number`: of the stage, for the split. `stage`: of a `ChangesDiscovery`. `tables`: of the split, without an end."""
         self._source = source
@@ -137,7 +137,7 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
 
     def initial(self) -> DiscoveryResult[ChangesSplit]:
         if self._end is not None:
-            tables, seam = read_oids(self._end["tables"]), read_seam(stored_object(self._end["seam"]))
+            tables, seam = read_tables(stored_object(self._end["tables"])), read_seam(stored_object(self._end["seam"]))
             split = LogSplit(self._number, read_origin(self._end["position"]), tables, seam=seam)
         else:
             with translated(self._source.url, "making a slot"), connect(self._source.url) as connection:

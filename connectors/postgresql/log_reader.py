@@ -69,8 +69,7 @@ class LogReader:
         self._log = LogConnection(place.url, place.slot, [place.publication])
         self._transaction_bytes, self._is_exact = transaction_bytes, seam == "exact"
         self._rows, self._added = rows, added
-        if self._is_exact:
-            check_names(rows, split)
+        check_names(rows, split)
         if added is None:
             check_tables(rows, split)
         else:
@@ -186,7 +185,7 @@ class LogReader:
     def _is_ours(self, relation: LoggedRelation) -> bool:
         """Raises DataLossError for another table that is named as one that is read."""
         if relation.oid in self._rows.tables:
-            return self._split.tables is None or relation.oid in self._split.tables
+            return self._split.has_rows_of(relation.oid)
         name = f"{relation.schema}.{relation.name}"
         if any(rows.table.full_name == name for rows in self._rows.tables.values()):
             raise created_again(name)
@@ -246,7 +245,7 @@ class LogReader:
 def check_tables(rows: OneTableRows, split: LogSplit) -> None:
     """Raise UsageError for a table whose rows the snapshot before this log did not read."""
     for oid, each in rows.tables.items():
-        if split.tables is not None and oid not in split.tables:
+        if not split.has_rows_of(oid):
             raise UsageError(
                 f"table {each.table.full_name} is not one that this job's snapshot has read, so its rows would be missing: "
                 "leave it out of tables, or start another job for it, with its own slot"
@@ -254,16 +253,22 @@ def check_tables(rows: OneTableRows, split: LogSplit) -> None:
 
 
 def check_names(rows: OneTableRows, split: LogSplit) -> None:
-    """Raise UsageError for a table that was read under another name, by which the seam knows it."""
-    read = dict(split.seam.tables if split.seam else ())
-    tables = split.tables or ()
-    named = {each.table.full_name: oid for oid, each in rows.tables.items()}
-    new = sorted(name for name, oid in named.items() if oid in tables and name not in read)
-    if (old := sorted(read.keys() - named.keys())) and new:
-        raise UsageError(
-            f"the table {', '.join(new)} was not named so when the snapshot read {', '.join(old)}, and the log still has "
-            "changes that were read then: undo that until the job has read them, or take a new snapshot"
-        )
+    """Raise DataLossError for a table that was created again, UsageError for one that was named otherwise when it was read.
+
+    The seam is by names.
+    """
+    read, seam = dict(split.tables or ()), dict(split.seam.tables if split.seam else ())
+    old_names = {oid: name for name, oid in read.items()}
+    for oid, each in rows.tables.items():
+        name = each.table.full_name
+        if read.get(name, oid) != oid and read[name] not in rows.tables:
+            raise created_again(name)
+        old_name = old_names.get(oid, name)
+        if old_name != name and old_name in seam:
+            raise UsageError(
+                f"the table {name} was not named so when the snapshot read {old_name}, and the log still has changes that were "
+                "read then: undo that until the job has read them, or take a new snapshot"
+            )
 
 
 def count_of(decoded: Decoded) -> int:

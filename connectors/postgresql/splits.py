@@ -84,12 +84,12 @@ class LogSplit:
     """The log of one slot, to be read from the commit that ends at `position.lsn`.
 
     `skip`: how many changes after it were read already: of a transaction that was too large for one batch. `seam`: None where
-    no change can be in a chunk. `tables`: the oids of those whose rows are read; None where no rows are wanted.
+    no change can be in a chunk. `tables`: those whose rows are read, with their oids; None where no rows are wanted.
     """
 
     stage: int
     position: Origin
-    tables: tuple[int, ...] | None = None
+    tables: tuple[tuple[str, int], ...] | None = None
     skip: int = 0
     seam: Seam | None = None
 
@@ -97,6 +97,10 @@ class LogSplit:
     def split_id(self) -> str:
         """The stage: there is one log."""
         return f"{self.stage}:log"
+
+    def has_rows_of(self, oid: int) -> bool:
+        """Whether the rows of the table with this oid are read, or none are wanted."""
+        return self.tables is None or any(each == oid for _, each in self.tables)
 
     def at(self, lsn: int, skip: int = 0) -> LogSplit:
         """Further on. The seam is left out when it is passed."""
@@ -149,9 +153,9 @@ def _key(data: Any) -> Key:  # noqa: ANN401 - JSON
     return tuple(map(stored_text, data))
 
 
-def read_oids(data: Any) -> tuple[int, ...]:  # noqa: ANN401 - JSON
-    """Of tables. ValueError and TypeError mean damaged data."""
-    return tuple(map(stored_number, data))
+def read_tables(data: JsonObject) -> tuple[tuple[str, int], ...]:
+    """Names and oids. ValueError and TypeError mean damaged data."""
+    return tuple((name, stored_number(oid)) for name, oid in data.items())
 
 
 def stored_origin(origin: Origin) -> JsonObject:
@@ -167,7 +171,7 @@ def read_origin(data: Any) -> Origin:  # noqa: ANN401 - JSON
 class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
     """Version 1. A chunk: {"stage": 0, "table": "public.t", "oid": 16385, "number": 1, "key": ["id"], "lower": ["10"],
     "upper": null, "slot": {"system": "7", "timeline": 1, "lsn": 9}, "floor": 8, "seen": null}. The log: {"stage": 1,
-    "position": {...}, "tables": [16385], "skip": 0, "seam": null}.
+    "position": {...}, "tables": {"public.t": 16385}, "skip": 0, "seam": null}.
     """
 
     version = 1
@@ -175,7 +179,7 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
     def serialize(self, split: ChangesSplit) -> JsonObject:
         if isinstance(split, LogSplit):
             seam = None if split.seam is None else stored_seam(split.seam)
-            tables = None if split.tables is None else list(split.tables)
+            tables = None if split.tables is None else dict(split.tables)
             position = stored_origin(split.position)
             return {"stage": split.stage, "position": position, "tables": tables, "skip": split.skip, "seam": seam}
         seen = None if split.seen is None else {"snapshot": split.seen.snapshot, "lsn": split.seen.lsn}
@@ -198,7 +202,7 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
         stage = stored_number(data["stage"])
         if "position" in data:
             seam = None if data["seam"] is None else read_seam(stored_object(data["seam"]))
-            tables = None if data["tables"] is None else read_oids(data["tables"])
+            tables = None if data["tables"] is None else read_tables(stored_object(data["tables"]))
             return LogSplit(stage, read_origin(data["position"]), tables, stored_number(data["skip"]), seam)
         seen = data["seen"]
         return ChunkSplit(

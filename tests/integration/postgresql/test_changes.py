@@ -11,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import apache_beam as beam
 import psycopg
 import pytest
 
+from headrace.beam import ReadFromSource
 from headrace.connectors.postgresql.replication import LogConnection
-from headrace.connectors.postgresql.source import Seam
+from headrace.connectors.postgresql.source import Seam, Snapshot
 from headrace.connectors.postgresql.splits import LogSplit, Origin
 from headrace.enumerator import EmbeddedRun
 from headrace.errors import DataLossError, UsageError
@@ -370,7 +372,7 @@ def test_a_table_that_the_log_lacks_is_read_by_its_reader(url: str, is_first: bo
     with EmbeddedRun(source("lines"), clock=time.monotonic) as run:
         assert [row["id"] for row in read_some(run, 1)] == [1]
         state = b""
-        while b'"tables":[' not in state:
+        while b'"tables":{' not in state:
             run.poll(0.1)
             state = run.checkpoint()
             run.checkpoint_completed()
@@ -442,6 +444,14 @@ def rows_alone(source: ChangesSource) -> list[dict[str, Any]]:
             batch = run.poll(0.1)
             found += [] if batch is None else batch.records.to_pylist()
     return found
+
+
+def test_rows_alone_are_read_in_a_beam_pipeline(url: str, tmp_path: Path) -> None:
+    with beam.Pipeline("BundleBasedDirectRunner") as pipeline:
+        rows = pipeline | ReadFromSource(source_of(url, snapshot="only", chunk_rows=700))
+        _ = rows | beam.Map(lambda row: f"{row['_op']} {row['id']}") | beam.io.WriteToText(str(tmp_path / "rows"))
+    lines = [line for path in tmp_path.iterdir() for line in path.read_text().splitlines()]
+    assert sorted(lines) == sorted(f"snapshot {number}" for number in range(3000))
 
 
 def test_rows_alone_need_no_slot_and_infinite_times_may_be_null(url: str) -> None:
@@ -557,20 +567,45 @@ def test_the_slot_of_another_server_is_not_moved(url: str) -> None:
     assert moved(further.position)
 
 
-def test_a_table_that_the_snapshot_has_not_read_is_refused(url: str) -> None:
-    """It matches the names that are given, and came into the publication later."""
-    source = ChangesSource(url, tables=["*"], publication="orders", slot=SLOT)
-    with EmbeddedRun(source, clock=time.monotonic) as run:
+def test_a_table_that_is_published_later_is_said_and_read_at_the_next_start(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It matches the names that are given. A task of Spark may run again, and would read other rows then: it is refused."""
+
+    def source(snapshot: Snapshot = "initial") -> ChangesSource:
+        return ChangesSource(url, tables=["*"], publication="orders", slot=SLOT, snapshot=snapshot, chunk_rows=1000)
+
+    now = [0.0]
+    with EmbeddedRun(source(), clock=lambda: now[0], discovery_interval_s=1.0) as run:
         read_some(run, 3000)
         run.poll(0.1)
+        psql(url, "CREATE TABLE public.later (n int)", "ALTER PUBLICATION orders ADD TABLE public.later")
+        for _ in range(2):
+            now[0] += 5.0
+            run.poll(0.1)
+        said = [record.message for record in caplog.records if "publication" in record.message]
+        assert said == ["publication orders has public.later now: start the job again to read it, too"]
         state = run.checkpoint()
-    psql(url, "CREATE TABLE public.later (n int PRIMARY KEY)", "ALTER PUBLICATION orders ADD TABLE public.later")
-    with pytest.raises(UsageError, match=r"public.later is not one that this job's snapshot has read"):
-        EmbeddedRun(ChangesSource(url, tables=["*"], publication="orders", slot=SLOT), clock=time.monotonic, checkpoint=state)
-    psql(url, "DROP TABLE public.later", "INSERT INTO public.orders VALUES (9000, 'p', 'read')")
-    source = ChangesSource(url, tables=["*"], publication="orders", slot=SLOT)
-    with EmbeddedRun(source, clock=time.monotonic, checkpoint=state) as run:
-        assert [row["id"] for row in read_some(run, 1)] == [9000]
+    psql(url, "INSERT INTO public.later VALUES (1), (2)", "INSERT INTO public.orders VALUES (9000, 'p', 'read')")
+    log = LogSplit(1, Origin("7", 1, 1), (("public.orders", 1),))
+    with (
+        pytest.raises(UsageError, match=r"public.later is not one that this job's snapshot has read"),
+        closing(source().source_of(1, None).create_reader()) as reader,
+    ):
+        reader.add_splits([replace(log, tables=oids_of(url, "public.orders"))])
+    with EmbeddedRun(source(), clock=time.monotonic, checkpoint=state) as run:
+        rows = read_some(run, 3)
+        assert [row["public.later"]["n"] for row in rows if row["public.later"]] == [1, 2]
+        assert [row["public.orders"]["id"] for row in rows if row["public.orders"]] == [9000]
+        state = run.checkpoint()
+    psql(url, "DROP TABLE public.later", "CREATE TABLE public.later (n int)", "ALTER PUBLICATION orders ADD TABLE public.later")
+    with pytest.raises(DataLossError, match=r"table public.later was dropped and created again"):
+        EmbeddedRun(source(), clock=time.monotonic, checkpoint=state)
+    psql(url, "DROP TABLE public.later")
+
+
+def oids_of(url: str, *tables: str) -> tuple[tuple[str, int], ...]:
+    return tuple((table, psql(url, f"SELECT '{table}'::regclass::oid::bigint")[0][0]) for table in tables)
 
 
 def test_a_table_that_is_renamed_at_the_seam_is_refused(url: str) -> None:

@@ -10,7 +10,6 @@ pytest.importorskip("psycopg", reason="needs headrace[sql]")
 from headrace import Pipeline
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.postgresql import ChangesSource
-from headrace.runners.beam.read import ReadFromSource
 from headrace.runners.spark.split_state import ReadingFormat
 from headrace.sinks import FunctionSink
 from headrace.sources import Hybrid
@@ -50,11 +49,10 @@ def test_an_argument_is_refused_by_name(options: dict[str, Any], said: str) -> N
     ("where", "read"),
     [
         ("a frame of Spark", lambda source: read_source(cast("Any", None), source)),
-        ("Beam", ReadFromSource),
         ("a hybrid source", lambda source: Hybrid(source, then=MemorySource(MemoryLog()))),
         ("a hybrid source", lambda source: Hybrid(MemorySource(MemoryLog(), bounded=True), then=source)),
     ],
-    ids=["a frame", "Beam", "first", "last"],
+    ids=["a frame", "first", "last"],
 )
 def test_where_readers_report_to_no_discovery_it_is_refused(where: str, read: Any) -> None:
     said = f"source 'postgresql-changes' cannot be read by {where} yet: read it by `headrace run`, in one process"

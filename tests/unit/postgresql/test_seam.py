@@ -125,7 +125,8 @@ def test_the_log_has_the_seam_until_it_is_passed() -> None:
 SPLITS = {
     "read": FIRST,
     "not read": chunk(3, "x", None, None),
-    "with a seam": LogSplit(1, PLACE, (16385,), 3, seam_of([FIRST, SECOND])),
+    "with a seam": LogSplit(1, PLACE, ((ORDERS, 16385),), 3, seam_of([FIRST, SECOND])),
+    "with some chunks": LogSplit(0, PLACE, (), 0, Seam(((ORDERS, TableSeam(("id",), (("10",),), ("10:12:10",))),), 300)),
     "without": LogSplit(0, PLACE),
 }
 GOLDEN = Path(__file__).parents[1] / "golden" / "changes_splits_v1.json"
