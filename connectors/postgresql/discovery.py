@@ -41,8 +41,10 @@ class Described(Protocol):
     url: str
     publication: str
     slot: str
-    tables: Sequence[catalog.TablePattern]
     chunk_rows: int
+
+    @property
+    def tables(self) -> Sequence[catalog.TablePattern]: ...
 
     @property
     def name(self) -> str: ...
