@@ -2,27 +2,81 @@
 
 PostgreSQL decides for each change, by its catalogs at that time, whether the table is published, and a sender of the log may go
 on by what it has known of a table. So changes are missing in transactions that were open when the table was published. All of
-those have to end first, and the log is read past that, without the table. What it had until then has to be visible, too, before
-chunks are read, which have it.
+those have to end first, and the log is read past that, without the table. What it had of it until then has to be visible, too,
+before chunks are read, which have it. That the log has a commit does not say so.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 import psycopg
 import pyarrow as pa
 
 from headrace.connectors.postgresql.catalog import flush_log, read_log_end
 from headrace.connectors.postgresql.connection import connect, translated
+from headrace.connectors.postgresql.seam import Visible, full_xid
 from headrace.connectors.postgresql.snapshot import Followed, check_size, chunk_key, next_bound, read_chunk
-from headrace.connectors.postgresql.splits import LogSplit, Seam, Seen, TableSeam
+from headrace.connectors.postgresql.splits import Key, LogSplit, Seam, Seen, TableSeam
 
 log = logging.getLogger(__name__)
+
+
+class Server(Protocol):
+    """Asked by `Settling`."""
+
+    def begin(self) -> int:
+        """The id of a transaction that begins now, and ends at once."""
+
+    def end_of_log(self) -> int: ...
+
+
+@dataclass(slots=True)
+class Settling:
+    """Where rows may be read. No I/O of its own; it starts again with each reader."""
+
+    _begun: int | None = None
+    _end: int | None = None
+    _passed: set[int] = field(default_factory=set)
+
+    def passed_over(self, xids: Iterable[int]) -> None:
+        """The log has changes of the tables by these transactions, and they were left out."""
+        self._passed.update(xids)
+
+    def step(self, seen: Visible, lsn: int, server: Server) -> bool:
+        """Whether all is settled where the log was read up to `lsn`, by a snapshot that was taken after that."""
+        if self._end is None:
+            if self._begun is None:
+                self._begun = server.begin()
+                return False
+            if seen.xmin >= self._begun:
+                self._end = server.end_of_log()
+            return False
+        self._passed = {xid for xid in self._passed if not seen.sees(full_xid(xid, seen.xmax))}
+        return lsn >= self._end and not self._passed
+
+
+def with_chunk(split: LogSplit, table: str, oid: int, own: TableSeam, upper: Key | None, seen: Seen) -> LogSplit:
+    """The split behind one more chunk of a table, which is the last one if it has no `upper` bound."""
+    seam = Seam((), 0) if split.seam is None else split.seam
+    bounds = own.bounds if upper is None else (*own.bounds, upper)
+    read = TableSeam(own.key, bounds, (*own.snapshots, seen.snapshot))
+    tables = split.tables or ()
+    return replace(
+        split,
+        tables=(*tables, (table, oid)) if upper is None else tables,
+        seam=Seam(tuple(sorted({**dict(seam.tables), table: read}.items())), max(seam.until, seen.lsn)),
+    )
+
+
+def begun(split: LogSplit, table: str) -> TableSeam | None:
+    """What is read of the table, if that is some of its chunks, and not the last one."""
+    seam = None if split.seam is None else dict(split.seam.tables).get(table)
+    return seam if seam is not None and len(seam.bounds) == len(seam.snapshots) else None
 
 
 class ReadChunk(NamedTuple):
@@ -39,14 +93,12 @@ class AddedTables:
     def __init__(self, url: str, followed: Sequence[Followed], chunk_rows: int) -> None:
         self._url, self._followed, self._chunk_rows = url, followed, chunk_rows
         self._connection: psycopg.Connection | None = None
-        self._old: int | None = None
-        self._end: int | None = None
-        self._passed: int | None = None
+        self._settling: Settling | None = None
 
     def missing(self, split: LogSplit) -> list[Followed]:
         """The tables whose rows are not read, or not all of them; first the one of which some are."""
         found = [each for each in self._followed if not split.has_rows_of(each.table.oid)]
-        return sorted(found, key=lambda each: not _is_begun(split, each))
+        return sorted(found, key=lambda each: begun(split, each.table.full_name) is None)
 
     def taken_over(self, split: LogSplit) -> LogSplit:
         """Without tables that are no longer read: if one is again, its rows are missing, as its changes are."""
@@ -61,51 +113,41 @@ class AddedTables:
         """Whether the next chunk may be read where the log was read up to now. Asks the server."""
         if split.skip or not (missing := self.missing(split)):
             return False
-        return _is_begun(split, missing[0]) or self._is_settled(missing, split.position.lsn)
+        if begun(split, missing[0].table.full_name) is not None:
+            return True
+        if self._settling is None:
+            names = ", ".join(each.table.full_name for each in missing)
+            log.info("the rows of %s are read when all transactions that run now have ended", names)
+            self._settling = Settling()
+        with self._asking("waiting for transactions") as connection:
+            (seen,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",)
+            return self._settling.step(Visible.parsed(seen), split.position.lsn, _Asked(connection))
+
+    def passed_over(self, xids: Iterable[int]) -> None:
+        """The log has changes of missing tables by these transactions, and they were left out."""
+        if self._settling is not None:  # it waits for all that came before it
+            self._settling.passed_over(xids)
 
     def read_next(self, split: LogSplit) -> ReadChunk:
         """Raises DataLossError for a table that was created again, UsageError for one that cannot be cut."""
         followed = self.missing(split)[0]
-        name, key = followed.table.full_name, chunk_key(followed.table)
-        seam = Seam((), 0) if split.seam is None else split.seam
-        own = dict(seam.tables).get(name) or TableSeam(key, (), ())
+        name, oid, key = followed.table.full_name, followed.table.oid, chunk_key(followed.table)
+        own = begun(split, name) or TableSeam(key, (), ())
         lower = own.bounds[-1] if own.bounds else None
         with self._asking(f"reading {name}") as connection:
             if not key:
                 check_size(connection, followed, self._chunk_rows)
             upper = next_bound(connection, followed, key, self._chunk_rows, lower) if key else None
             texts, seen = read_chunk(connection, followed, key, lower, upper)
-        bounds = own.bounds if upper is None else (*own.bounds, upper)
-        read = TableSeam(key, bounds, (*own.snapshots, seen.snapshot))
-        tables = split.tables or ()
         if upper is None:
-            tables = (*tables, (name, followed.table.oid))
             log.info("the rows of %s are read, and its changes follow", name)
-        return ReadChunk(replace(split, tables=tables, seam=_with(seam, name, read, seen)), followed.table.oid, texts)
+        return ReadChunk(with_chunk(split, name, oid, own, upper, seen), oid, texts)
 
     def close(self) -> None:
         """May be called more than once."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-    def _is_settled(self, missing: Sequence[Followed], lsn: int) -> bool:
-        with self._asking("waiting for transactions") as connection:
-            oldest, next_one = _running(connection)
-            if self._end is None:
-                if self._old is None:
-                    names = ", ".join(each.table.full_name for each in missing)
-                    log.info("the rows of %s are read when all transactions that run now have ended", names)
-                    self._old = next_one
-                if oldest >= self._old:
-                    self._end = read_log_end(connection)
-                    flush_log(connection)  # or a quiet server would never say that it is past the end
-                return False
-            if lsn < self._end:
-                return False
-            if self._passed is None:
-                self._passed = next_one
-            return oldest >= self._passed
 
     @contextmanager
     def _asking(self, doing: str) -> Iterator[psycopg.Connection]:
@@ -115,18 +157,16 @@ class AddedTables:
             yield self._connection
 
 
-def _is_begun(split: LogSplit, followed: Followed) -> bool:
-    """Whether some of its chunks are read, and not the last one."""
-    seam = None if split.seam is None else dict(split.seam.tables).get(followed.table.full_name)
-    return seam is not None and len(seam.bounds) == len(seam.snapshots)
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    connection: psycopg.Connection
 
+    def begin(self) -> int:
+        (xid,) = self.connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone() or (0,)
+        return int(xid)
 
-def _with(seam: Seam, name: str, table: TableSeam, seen: Seen) -> Seam:
-    return Seam(tuple(sorted({**dict(seam.tables), name: table}.items())), max(seam.until, seen.lsn))
-
-
-def _running(connection: psycopg.Connection) -> tuple[int, int]:
-    """The id of the oldest transaction that has not ended, and the one that the next will have. Those are all in between."""
-    query = "SELECT pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint FROM pg_current_snapshot() AS s"
-    oldest, next_one = connection.execute(query).fetchone() or (0, 0)
-    return int(oldest), int(next_one)
+    def end_of_log(self) -> int:
+        """More comes behind it: a quiet server would never say that it has sent all up to there."""
+        end = read_log_end(self.connection)
+        flush_log(self.connection)
+        return end

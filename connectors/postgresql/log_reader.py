@@ -172,6 +172,10 @@ class LogReader:
 
     def _delivered(self, decoded: Decoded) -> SplitBatch[ChangesSplit]:
         ours = [changes for changes in decoded.changes if self._is_ours(changes.relation)]
+        if self._added is not None:
+            for changes in decoded.changes:
+                if changes.relation.oid in self._rows.tables and not self._split.has_rows_of(changes.relation.oid):
+                    self._added.passed_over(changes.xids.to_pylist())
         dropped, self._to_skip = self._to_skip, max(0, self._to_skip - count_of(decoded))
         records = self._rows.merged([(changes.relation.oid, *self._new_rows(changes, dropped)) for changes in ours])
         before = self._split.position.lsn

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace.connectors.postgresql.seam import SeamFilter
+from headrace.connectors.postgresql.added import Settling, begun, with_chunk
+from headrace.connectors.postgresql.seam import SeamFilter, Visible
 from headrace.connectors.postgresql.splits import (
     ChangesSplitSerializer,
     ChunkSplit,
@@ -43,10 +44,14 @@ Change = tuple[str, int, int]
 
 @dataclass(eq=False)
 class Writer:
-    """A transaction: `committed` once the log has it, `visible` once others see it and its locks are gone."""
+    """A transaction: `committed` once the log has it, `visible` once others see it and its locks are gone.
+
+    `unpublished`: how many of its changes it has made before the table was published. The log has none of those.
+    """
 
     xid: int
     changes: list[Change] = field(default_factory=list)
+    unpublished: int = 0
     is_committed: bool = False
 
 
@@ -56,17 +61,23 @@ class Database:
     def __init__(self) -> None:
         self.rows: dict[int, int] = {key: -key for key in range(0, KEYS, 2)}
         self.next_xid = FIRST_XID
+        self.latest = FIRST_XID - 1
         self.writers: list[Writer] = []
         self.log: list[tuple[int, int, tuple[Change, ...]]] = []
         self.slot = 0
 
     @property
-    def end(self) -> int:
+    def log_end(self) -> int:
         return len(self.log) + 1
 
     def snapshot(self) -> str:
-        running = sorted(writer.xid for writer in self.writers)
-        return f"{running[0] if running else self.next_xid}:{self.next_xid}:{','.join(map(str, running))}"
+        """Its xmax is behind the latest transaction that has ended: later ones may be running."""
+        running = sorted(writer.xid for writer in self.writers if writer.xid <= self.latest)
+        return f"{running[0] if running else self.latest + 1}:{self.latest + 1}:{','.join(map(str, running))}"
+
+    def end(self, writer: Writer) -> None:
+        self.writers.remove(writer)
+        self.latest = max(self.latest, writer.xid)
 
     def locked(self, mine: Writer) -> set[int]:
         return {key for writer in self.writers if writer is not mine for _, key, _ in writer.changes}
@@ -150,7 +161,7 @@ class ChangesSimulation:
         if open_ones:
             writer = open_ones[which % len(open_ones)]
             writer.is_committed = True
-            self.database.log.append((self.database.end, writer.xid, tuple(writer.changes)))
+            self.database.log.append((self.database.log_end, writer.xid, tuple(writer.changes[writer.unpublished :])))
 
     def become_visible(self, which: int) -> None:
         committed = [writer for writer in self.database.writers if writer.is_committed]
@@ -158,12 +169,12 @@ class ChangesSimulation:
             writer = committed[which % len(committed)]
             self.happened["out of order"] += which % len(committed) != 0
             self.database.rows = self.database.seen_by(writer)
-            self.database.writers.remove(writer)
+            self.database.end(writer)
 
     def roll_back(self, which: int) -> None:
         open_ones = [writer for writer in self.database.writers if not writer.is_committed]
         if open_ones:
-            self.database.writers.remove(open_ones[which % len(open_ones)])
+            self.database.end(open_ones[which % len(open_ones)])
 
     # --- the job ------------------------------------------------------------------------------------------------------
 
@@ -176,7 +187,7 @@ class ChangesSimulation:
         for key, value in sorted(self.database.rows.items()):
             if (chunk.lower is None or int(chunk.lower[0]) <= key) and (chunk.upper is None or key < int(chunk.upper[0])):
                 self.take(("snapshot", key, value))
-        self.chunks[number] = replace(chunk, seen=Seen(self.database.snapshot(), self.database.end))
+        self.chunks[number] = replace(chunk, seen=Seen(self.database.snapshot(), self.database.log_end))
         self.happened["chunk"] += 1
 
     def switch(self) -> None:
@@ -249,7 +260,109 @@ class ChangesSimulation:
         self.checkpoint(1)
         self.switch()
         assert self.log is not None, "no switch"
-        while self.log.position.lsn < self.database.end:
+        while self.log.position.lsn < self.database.log_end:
+            self.read_log(3)
+        assert self.copy == self.database.rows, f"{self.copy}, and the table has {self.database.rows}"
+
+
+@dataclass
+class Asked:
+    """By a reader that waits for transactions."""
+
+    database: Database
+
+    def begin(self) -> int:
+        self.database.latest = self.database.next_xid
+        self.database.next_xid += 1
+        return self.database.latest
+
+    def end_of_log(self) -> int:
+        return self.database.log_end
+
+
+class AddedSimulation(ChangesSimulation):
+    """A table that is published while its log is read, by which its rows are read, too. A sender of the log knows what is
+    published by the transaction that it has seen last.
+    """
+
+    def __init__(self, chunk: int) -> None:
+        self.size, self.is_published = 2 + chunk % 9, False
+        super().__init__(chunk)
+        self.chunks = []
+        self.log = LogSplit(0, Origin("1", 1, 1), ())
+        self.settling, self.durable = Settling(), (self.state(), {})
+
+    def publish(self, chance: int) -> None:
+        if not self.is_published and not chance % 4:
+            self.is_published = True
+            for writer in self.database.writers:
+                writer.unpublished = len(writer.changes)
+                self.happened["written before"] += bool(writer.changes)
+
+    def write(self, which: int, key: int, what: int, other: int) -> None:
+        """Before the table is published none of it is in the log."""
+        super().write(which, key, what, other)
+        self._unpublish()
+
+    def truncate(self, which: int, chance: int) -> None:
+        super().truncate(which, chance)
+        self._unpublish()
+
+    def _unpublish(self) -> None:
+        if not self.is_published:
+            for writer in self.database.writers:
+                writer.unpublished = len(writer.changes)
+
+    def read_chunk(self, which: int) -> None:
+        """The next one, if it may be read."""
+        assert self.log is not None
+        if not self.is_published or self.log.has_rows_of(7) or not self._may_read(self.log):
+            return
+        own = begun(self.log, TABLE) or TableSeam(("id",), (), ())
+        lower = int(own.bounds[-1][0]) if own.bounds else 0
+        upper = lower + self.size if lower + self.size < KEYS else None
+        for key, value in sorted(self.database.rows.items()):
+            if lower <= key and (upper is None or key < upper):
+                self.take(("snapshot", key, value))
+        seen = Seen(self.database.snapshot(), self.database.log_end)
+        self.log = with_chunk(self.log, TABLE, 7, own, None if upper is None else (f"{upper}",), seen)
+        self.happened["chunk"] += 1
+
+    def _may_read(self, split: LogSplit) -> bool:
+        seen = Visible.parsed(self.database.snapshot())
+        return begun(split, TABLE) is not None or self.settling.step(seen, split.position.lsn, Asked(self.database))
+
+    def read_log(self, count: int) -> None:
+        """While chunks are read the log stands still."""
+        assert self.log is not None
+        if begun(self.log, TABLE) is None:
+            super().read_log(count)
+
+    def is_new(self, seam: SeamFilter | None, xid: int, change: Change) -> bool:
+        assert self.log is not None
+        if not self.log.has_rows_of(7):
+            self.settling.passed_over([xid % (1 << 32)])
+            return False
+        return super().is_new(seam, xid, change)
+
+    def crash(self) -> None:
+        super().crash()
+        self.settling = Settling()
+        assert self.log is not None
+        self.happened["crash between chunks"] += begun(self.log, TABLE) is not None
+
+    def drain(self) -> None:
+        """All transactions end, and the table is published at last."""
+        assert self.log is not None
+        for number in range(len(self.database.writers)):
+            self.commit(number)
+        while self.database.writers:
+            self.become_visible(0)
+        self.is_published = True
+        while not self.log.has_rows_of(7):
+            self.read_chunk(0)
+            self.read_log(3)
+        while self.log.position.lsn < self.database.log_end:
             self.read_log(3)
         assert self.copy == self.database.rows, f"{self.copy}, and the table has {self.database.rows}"
 
@@ -267,5 +380,14 @@ CHANGES = Adversary(
     (
         {**_WRITES, "read_chunk": 5, "switch": 2, "read_log": 3, "checkpoint": 3, "crash": 1},
         {**_WRITES, "read_chunk": 3, "switch": 4, "read_log": 2, "checkpoint": 4, "crash": 3},
+    ),
+)
+ADDED = Adversary(
+    "added",
+    AddedSimulation,
+    1,
+    (
+        {**_WRITES, "publish": 4, "read_chunk": 12, "read_log": 8, "checkpoint": 3, "crash": 1},
+        {**_WRITES, "publish": 8, "read_chunk": 16, "read_log": 4, "checkpoint": 4, "crash": 3},
     ),
 )

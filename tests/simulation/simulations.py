@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tests.simulation import checkpoints
 from tests.simulation.bugs import changes, commits, core, fetches, lease, pieces, run, spark, splits, stages, standby
 from tests.simulation.bugs.injecting import Injected
-from tests.simulation.changes import CHANGES
+from tests.simulation.changes import ADDED, CHANGES
 from tests.simulation.commit import COMMITS
 from tests.simulation.core import CORE
 from tests.simulation.fetch import FETCH
@@ -50,6 +50,9 @@ SIMULATIONS = (
     Searched(CHANGES, 500, changes.INJECTED, {
         "chunk": 1900, "in a chunk": 700, "crash in the snapshot": 600, "switch": 300, "out of order": 200, "moved": 200,
         "truncate": 35, "crash in the log": 15,
+    }),
+    Searched(ADDED, 1000, changes.IN_ADDED, {
+        "chunk": 1000, "in a chunk": 100, "written before": 100, "crash between chunks": 50,
     }),
     Searched(COMMITS, 500, commits.ALL, {
         "commit completed": 1050, "restart": 700, "Copy": 35, "fenced": 25, "fenced, and asks again": 60, "superseded": 40,

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 
 from headrace.connectors.postgresql import splits as splits_module
+from headrace.connectors.postgresql.added import Settling
 from headrace.connectors.postgresql.seam import SeamFilter, Visible
 from headrace.connectors.postgresql.splits import LogSplit, Seen
 from tests.simulation import changes as simulation
 from tests.simulation.bugs.injecting import bugs_of, instead_of
-from tests.simulation.changes import ChangesSimulation
+from tests.simulation.changes import AddedSimulation, ChangesSimulation
 
 
 @instead_of(SeamFilter, "is_new")
@@ -87,7 +88,7 @@ def the_slot_moves_before_the_checkpoint(checkpoint: Any, self: Any, chance: int
 @instead_of(ChangesSimulation, "read_chunk")
 def a_chunk_is_read_after_its_snapshot(read_chunk: Any, self: Any, which: int) -> None:
     """What it has seen is noted first, and a transaction becomes visible in between."""
-    before = self.database.snapshot(), self.database.end
+    before = self.database.snapshot(), self.database.log_end
     waiting = [number for number, chunk in enumerate(self.chunks) if chunk.seen is None]
     if which % 2 and waiting:
         self.become_visible(0)
@@ -98,3 +99,42 @@ def a_chunk_is_read_after_its_snapshot(read_chunk: Any, self: Any, which: int) -
 
 
 INJECTED = bugs_of(globals())
+
+
+@instead_of(Settling, "step")
+def rows_are_read_while_older_transactions_run(_: Any, self: Any, *place: Any) -> bool:
+    """What they have written before the table was published is in no chunk, and not in the log."""
+    return True
+
+
+@instead_of(simulation.Asked, "begin")
+def a_snapshots_end_is_taken_for_the_next_transaction(_: Any, self: Any) -> int:
+    """Some that run may be behind it."""
+    return int(self.database.latest) + 1
+
+
+@instead_of(Settling, "passed_over")
+def what_was_passed_over_is_not_waited_for(_: Any, self: Any, xids: Any) -> None:
+    """It is in the log, and others do not see it yet."""
+
+
+@instead_of(AddedSimulation, "is_new")
+def changes_come_before_the_rows_do(_: Any, self: Any, seam: Any, xid: int, change: Any) -> Any:
+    return ChangesSimulation.is_new(self, seam, xid, change)
+
+
+@instead_of(AddedSimulation, "read_log")
+def the_log_goes_on_between_chunks(_: Any, self: Any, count: int) -> None:
+    ChangesSimulation.read_log(self, count)
+
+
+@instead_of(simulation, "with_chunk")
+def a_chunk_forgets_those_before_it(with_chunk: Any, split: Any, table: str, oid: int, own: Any, *chunk: Any) -> Any:
+    """The seam has the last one's snapshot for all of them."""
+    split = with_chunk(split, table, oid, own, *chunk)
+    (own,) = (each for name, each in split.seam.tables if name == table)
+    same = replace(own, snapshots=own.snapshots[-1:] * len(own.snapshots))
+    return replace(split, seam=replace(split.seam, tables=((table, same),)))
+
+
+IN_ADDED = [bug for bug in bugs_of(globals()) if bug not in INJECTED]
