@@ -29,17 +29,17 @@ log = logging.getLogger(__name__)
 class Server(Protocol):
     """Asked by `Settling`."""
 
-    def begin(self) -> int:
-        """The id of a transaction that begins now, and ends at once."""
+    def start(self) -> int:
+        """The id of a transaction that starts now, and ends at once."""
 
     def end_of_log(self) -> int: ...
 
 
 @dataclass(slots=True)
 class Settling:
-    """Where rows may be read. No I/O of its own; it starts again with each reader."""
+    """Where rows may be read. No I/O; each reader has a new one."""
 
-    _begun: int | None = None
+    _since: int | None = None
     _end: int | None = None
     _passed: set[int] = field(default_factory=set)
 
@@ -48,12 +48,12 @@ class Settling:
         self._passed.update(xids)
 
     def step(self, seen: Visible, lsn: int, server: Server) -> bool:
-        """Whether all is settled where the log was read up to `lsn`, by a snapshot that was taken after that."""
+        """Whether rows may be read where the log was read up to `lsn`, by a snapshot that was taken after that."""
         if self._end is None:
-            if self._begun is None:
-                self._begun = server.begin()
+            if self._since is None:
+                self._since = server.start()
                 return False
-            if seen.xmin >= self._begun:
+            if seen.xmin >= self._since:
                 self._end = server.end_of_log()
             return False
         self._passed = {xid for xid in self._passed if not seen.sees(full_xid(xid, seen.xmax))}
@@ -73,7 +73,7 @@ def with_chunk(split: LogSplit, table: str, oid: int, own: TableSeam, upper: Key
     )
 
 
-def begun(split: LogSplit, table: str) -> TableSeam | None:
+def partly_read(split: LogSplit, table: str) -> TableSeam | None:
     """What is read of the table, if that is some of its chunks, and not the last one."""
     seam = None if split.seam is None else dict(split.seam.tables).get(table)
     return seam if seam is not None and len(seam.bounds) == len(seam.snapshots) else None
@@ -98,7 +98,7 @@ class AddedTables:
     def missing(self, split: LogSplit) -> list[Followed]:
         """The tables whose rows are not read, or not all of them; first the one of which some are."""
         found = [each for each in self._followed if not split.has_rows_of(each.table.oid)]
-        return sorted(found, key=lambda each: begun(split, each.table.full_name) is None)
+        return sorted(found, key=lambda each: partly_read(split, each.table.full_name) is None)
 
     def taken_over(self, split: LogSplit) -> LogSplit:
         """Without tables that are no longer read: if one is again, its rows are missing, as its changes are."""
@@ -113,7 +113,7 @@ class AddedTables:
         """Whether the next chunk may be read where the log was read up to now. Asks the server."""
         if split.skip or not (missing := self.missing(split)):
             return False
-        if begun(split, missing[0].table.full_name) is not None:
+        if partly_read(split, missing[0].table.full_name) is not None:
             return True
         if self._settling is None:
             names = ", ".join(each.table.full_name for each in missing)
@@ -132,7 +132,7 @@ class AddedTables:
         """Raises DataLossError for a table that was created again, UsageError for one that cannot be cut."""
         followed = self.missing(split)[0]
         name, oid, key = followed.table.full_name, followed.table.oid, chunk_key(followed.table)
-        own = begun(split, name) or TableSeam(key, (), ())
+        own = partly_read(split, name) or TableSeam(key, (), ())
         lower = own.bounds[-1] if own.bounds else None
         with self._asking(f"reading {name}") as connection:
             if not key:
@@ -161,7 +161,7 @@ class AddedTables:
 class _Asked:
     connection: psycopg.Connection
 
-    def begin(self) -> int:
+    def start(self) -> int:
         (xid,) = self.connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone() or (0,)
         return int(xid)
 

@@ -108,7 +108,7 @@ class LogReader:
         return self._passed_over() if decoded is None else self._delivered(decoded)
 
     def _read_chunk(self, added: AddedTables) -> SplitBatch[ChangesSplit]:
-        """The log goes on by a new connection: the sender of this one knows the tables as they were."""
+        """A new connection continues the log: the sender of this one knows the tables as they were."""
         if self._is_started:
             self._log.close()
             self._decoder.close()

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.connectors.postgresql.added import Settling, begun, with_chunk
+from headrace.connectors.postgresql.added import Settling, partly_read, with_chunk
 from headrace.connectors.postgresql.seam import SeamFilter, Visible
 from headrace.connectors.postgresql.splits import (
     ChangesSplitSerializer,
@@ -271,7 +271,7 @@ class Asked:
 
     database: Database
 
-    def begin(self) -> int:
+    def start(self) -> int:
         self.database.latest = self.database.next_xid
         self.database.next_xid += 1
         return self.database.latest
@@ -318,7 +318,7 @@ class AddedSimulation(ChangesSimulation):
         assert self.log is not None
         if not self.is_published or self.log.has_rows_of(7) or not self._may_read(self.log):
             return
-        own = begun(self.log, TABLE) or TableSeam(("id",), (), ())
+        own = partly_read(self.log, TABLE) or TableSeam(("id",), (), ())
         lower = int(own.bounds[-1][0]) if own.bounds else 0
         upper = lower + self.size if lower + self.size < KEYS else None
         for key, value in sorted(self.database.rows.items()):
@@ -330,12 +330,12 @@ class AddedSimulation(ChangesSimulation):
 
     def _may_read(self, split: LogSplit) -> bool:
         seen = Visible.parsed(self.database.snapshot())
-        return begun(split, TABLE) is not None or self.settling.step(seen, split.position.lsn, Asked(self.database))
+        return partly_read(split, TABLE) is not None or self.settling.step(seen, split.position.lsn, Asked(self.database))
 
     def read_log(self, count: int) -> None:
-        """While chunks are read the log stands still."""
+        """While chunks are read the log is not."""
         assert self.log is not None
-        if begun(self.log, TABLE) is None:
+        if partly_read(self.log, TABLE) is None:
             super().read_log(count)
 
     def is_new(self, seam: SeamFilter | None, xid: int, change: Change) -> bool:
@@ -349,7 +349,7 @@ class AddedSimulation(ChangesSimulation):
         super().crash()
         self.settling = Settling()
         assert self.log is not None
-        self.happened["crash between chunks"] += begun(self.log, TABLE) is not None
+        self.happened["crash between chunks"] += partly_read(self.log, TABLE) is not None
 
     def drain(self) -> None:
         """All transactions end, and the table is published at last."""

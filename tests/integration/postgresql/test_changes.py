@@ -358,7 +358,7 @@ def test_several_tables_are_read_by_one_slot(url: str) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("is_first", [True, False], ids=["as all tables in one stage", "beside one that is read"])
+@pytest.mark.parametrize("is_first", [True, False], ids=["as all tables in one stage", "next to one that is read"])
 def test_a_table_that_the_log_lacks_is_read_by_its_reader(url: str, is_first: bool) -> None:
     """Under writers, with restores between its chunks, and transactions that were open when it was published."""
     psql(url, "CREATE TABLE public.lines (id int PRIMARY KEY)", "ALTER PUBLICATION orders DROP TABLE public.orders")

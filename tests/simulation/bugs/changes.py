@@ -107,7 +107,7 @@ def rows_are_read_while_older_transactions_run(_: Any, self: Any, *place: Any) -
     return True
 
 
-@instead_of(simulation.Asked, "begin")
+@instead_of(simulation.Asked, "start")
 def a_snapshots_end_is_taken_for_the_next_transaction(_: Any, self: Any) -> int:
     """Some that run may be behind it."""
     return int(self.database.latest) + 1
