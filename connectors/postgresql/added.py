@@ -26,7 +26,7 @@ from headrace.connectors.postgresql.splits import Key, LogSplit, Seam, Seen, Tab
 log = logging.getLogger(__name__)
 
 
-class Server(Protocol):
+class AskedServer(Protocol):
     """Asked by `Settling`."""
 
     def start(self) -> int:
@@ -47,7 +47,7 @@ class Settling:
         """The log has changes of the tables by these transactions, and they were left out."""
         self._passed.update(xids)
 
-    def step(self, seen: Visible, lsn: int, server: Server) -> bool:
+    def step(self, seen: Visible, lsn: int, server: AskedServer) -> bool:
         """Whether rows may be read where the log was read up to `lsn`, by a snapshot that was taken after that."""
         if self._end is None:
             if self._since is None:

@@ -288,7 +288,7 @@ class ChangesReader(SourceReader[ChangesSplit]):
             raise created_again(chunk.table)
         if followed is None:
             raise UsageError(
-                f"table {chunk.table} is not among the tables that are read any more, and its snapshot is not over: put it back "
+                f"table {chunk.table} is no longer among the tables that are read, and its snapshot is not over: put it back "
                 "until the log is read, or start again without a checkpoint and with a new slot"
             )
         with translated(self._source.url, f"reading {chunk.table}"), connect(self._source.url) as connection:
