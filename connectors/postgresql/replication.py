@@ -18,6 +18,10 @@ from headrace.enumerator.errors import CorruptDataError, DataLossError, Retriabl
 
 RECEIVE_BYTES = 4 << 20
 """One call receives about this many bytes of messages at most."""
+_FLOW_S = 0.01
+"""Where much is here at once, so that more follows, a call gathers it for so many seconds: each batch has a cost of its own."""
+_FLOW_BYTES = 16 << 10
+"""That is much."""
 COMMAND_S = 30.0
 """Seconds within which the server must answer a command."""
 SILENCE_S = 60.0
@@ -129,14 +133,24 @@ class LogConnection:
                 raise self._lost(error) from error
 
     def _received_by(self, connection: pq.abc.PGconn, deadline: float) -> list[bytes]:
+        found: list[bytes] = []
+        size = 0
         while True:
             connection.consume_input()
-            found = self._buffered(connection)
+            is_first = not found
+            size += self._buffered(connection, found, RECEIVE_BYTES - size)
             if self._gap is not None:
                 raise self._lacking(self._gap)
-            if found or (left := deadline - time.monotonic()) <= 0:
+            if found and is_first:
+                deadline = min(deadline, time.monotonic() + _FLOW_S)
+            left = deadline - time.monotonic()
+            if found:
+                if size >= RECEIVE_BYTES or not _wait(connection, left if size >= _FLOW_BYTES else 0.0):
+                    return found
+            elif left <= 0:
                 return found
-            self._wait_for_message(connection, left)
+            else:
+                self._wait_for_message(connection, left)
 
     def _noticed(self, notice: pq.abc.PGresult) -> None:
         """Of the server's warnings, the one of a publication that it has skipped."""
@@ -260,11 +274,10 @@ class LogConnection:
                 "another process has moved it, or it was made again. Take a new snapshot"
             )
 
-    def _buffered(self, connection: pq.abc.PGconn) -> list[bytes]:
-        """The messages that are here, up to a bound; keepalives are answered."""
-        found: list[bytes] = []
+    def _buffered(self, connection: pq.abc.PGconn, found: list[bytes], most: int) -> int:
+        """Add the messages that libpq has, up to about `most` bytes, which are returned; keepalives are answered."""
         size, heard = 0, False
-        while size < RECEIVE_BYTES:
+        while size < most:
             length, data = connection.get_copy_data(1)
             if length == 0:
                 break
@@ -286,7 +299,7 @@ class LogConnection:
         if found and len(found[-1]) >= _XLOG_HEADER.size:
             _, start, end, _ = _XLOG_HEADER.unpack_from(found[-1])
             self._received = max(self._received, start, end)
-        return found
+        return size
 
     def _wait_for_message(self, connection: pq.abc.PGconn, left_s: float) -> None:
         """Raise RetriableError once the server is taken for gone."""
@@ -344,11 +357,11 @@ def _results(connection: pq.abc.PGconn, deadline: float) -> pq.abc.PGresult:
     return last
 
 
-def _wait(connection: pq.abc.PGconn, timeout_s: float) -> None:
-    """Until the server has sent something, or there is space for what is still to be sent."""
+def _wait(connection: pq.abc.PGconn, timeout_s: float) -> bool:
+    """Until the server has sent something, or there is space for what is still to be sent. Whether that was in time."""
     poll = select.poll()
     poll.register(connection.socket, select.POLLIN | (select.POLLOUT if connection.flush() else 0))
-    poll.poll(max(0.0, timeout_s) * 1000)
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
 
 def _row(result: pq.abc.PGresult, number: int = 0) -> list[str | None]:

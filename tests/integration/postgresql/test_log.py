@@ -1,7 +1,10 @@
 """The log of real servers: values of each type, transactions of each kind, and what ends a connection."""
 
+import fcntl
 import json
 import random
+import sys
+import termios
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -32,10 +35,13 @@ from headrace.connectors.postgresql.replication import LogConnection, lsn_number
 from headrace.connectors.postgresql.rows import TableRows
 from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType, arrow_array, numeric_modifier
 from headrace.enumerator.errors import AuthenticationError, DataLossError, RetriableError, UsageError
+from headrace.runners.waiting import wait_until
 from tests.helpers.databases import psql
 
 TIMEOUT_S = 60.0
 SEED = 20
+MUCH = 100_000
+"""Bytes: less than a socket's buffer, and more than libpq reads at once."""
 
 
 class Followed:
@@ -464,6 +470,20 @@ def test_a_slot_moves_over_what_is_not_ours(items):
         assert log.passed >= end
         log.confirm(log.passed)
     assert items.confirmed() >= end
+
+
+def test_what_has_piled_up_comes_in_one_part(items):
+    items.run("INSERT INTO {s}.t SELECT generate_series(1, 20000)")
+    with closing(items.log()) as log:
+        log.start(0)
+
+        def check() -> None:
+            size = int.from_bytes(fcntl.ioctl(log._open().socket, termios.FIONREAD, bytes(4)), sys.byteorder)
+            if size < MUCH:
+                raise RetriableError(f"{size} bytes have come")
+
+        wait_until(check, "receiving the log")
+        assert sum(map(len, log.receive(TIMEOUT_S))) > 0.7 * MUCH  # the rest are headers
 
 
 def test_closing_frees_the_slot_and_a_second_connection_must_wait_for_it(items):
