@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import time
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import fastavro
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,13 +20,17 @@ import pytest
 from headrace.delta import DeltaSink
 from headrace.enumerator import EmbeddedRun
 from headrace.errors import UsageError
+from headrace.formats import AvroFormat
 from headrace.iceberg import IcebergSink
+from headrace.kafka import KafkaSink
 from headrace.postgresql import ChangesSource
 from headrace.sinks import Attempt
 from headrace.sql import SqlSink
 from headrace.testing.servers.databases import Database
 from tests.helpers.databases import psql
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_table
+from tests.helpers.kafka_rig import consume
+from tests.helpers.kafka_tools import created
 from tests.helpers.table_rig import JOB, driver
 from tests.integration.postgresql.test_log import TYPES, VALUES, has_xml
 
@@ -126,6 +133,58 @@ def test_an_iceberg_table_has_them_all_but_very_long_numbers(rows: pa.RecordBatc
     sink.create_table(rows.schema)
     written(sink, rows)
     check_same(iceberg_table(str(tmp_path)).scan().to_arrow(), rows)
+
+
+AVRO: dict[pa.DataType, Any] = {
+    pa.bool_(): "boolean", pa.int16(): "int", pa.int32(): "int", pa.int64(): "long", pa.float32(): "float",
+    pa.float64(): "double", pa.string(): "string", pa.binary(): "bytes", pa.date32(): {"type": "int", "logicalType": "date"},
+    pa.time64("us"): {"type": "long", "logicalType": "time-micros"},
+    pa.timestamp("us"): {"type": "long", "logicalType": "local-timestamp-micros"},
+    pa.timestamp("us", "UTC"): {"type": "long", "logicalType": "timestamp-micros"},
+}  # fmt: skip
+
+
+def avro_of(kind: pa.DataType, name: str) -> Any:
+    """The Avro schema of an Arrow type, with nulls everywhere. `name`: of a record."""
+    if pa.types.is_struct(kind):
+        fields = [{"name": field.name, "type": ["null", avro_of(field.type, f"{name}_{field.name}")]} for field in kind]
+        return {"type": "record", "name": name, "fields": fields}
+    if pa.types.is_list(kind):
+        return {"type": "array", "items": ["null", avro_of(kind.value_type, f"{name}_item")]}
+    if pa.types.is_decimal(kind):
+        return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
+    return AVRO[kind]
+
+
+def without_times(kind: pa.DataType) -> pa.DataType:
+    """With the integers of dates and times, for which Python may have no value."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, without_times(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(without_times(kind.value_type))
+    return {32: pa.int32(), 64: pa.int64()}[kind.bit_width] if pa.types.is_temporal(kind) else kind
+
+
+def test_a_topic_of_avro_has_them_all(rows: pa.RecordBatch, bootstrap: str, topic: Callable[[], str]) -> None:
+    schema = json.dumps(avro_of(pa.struct(list(rows.schema)), "Row"))
+    sink = KafkaSink(bootstrap, topic=created(bootstrap, topic), value=AvroFormat(schema))
+    as_value = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
+    written(sink, pa.record_batch({"value": as_value}))
+    # The numbers as they are, whatever their logical types say: fastavro has no value for a date before Christ.
+    parsed = fastavro.parse_schema(json.loads(re.sub(r', "logicalType": "[^"]*(date|time)[^"]*"', "", schema)))
+    found = [fastavro.schemaless_reader(io.BytesIO(value), parsed) for _, value in consume(bootstrap, str(sink.topic))]
+    wanted = [row.as_py() for row in as_value.cast(without_times(as_value.type))]
+    assert sorted(map(str, found)) == sorted(map(str, wanted))
+    assert len(found) == rows.num_rows
+
+
+def test_a_column_that_an_avro_schema_cannot_hold_is_refused_by_name(rows: pa.RecordBatch) -> None:
+    """With its batch, of which nothing is written."""
+    for name in rows.drop_columns(["number", "boolean"]).schema.names:
+        schema = {"type": "record", "name": "Row", "fields": [{"name": name, "type": ["null", "boolean"]}]}
+        sink = KafkaSink("127.0.0.1:1", topic="typed", value=AvroFormat(json.dumps(schema)))
+        with pytest.raises(UsageError, match=f"field {name!r}"):
+            sink.encoded(pa.record_batch({"value": pa.StructArray.from_arrays([rows.column(name)], [name])}))
 
 
 def test_another_postgresql_has_the_same_texts(rows: pa.RecordBatch, typed: str) -> None:
