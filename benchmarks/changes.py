@@ -2,9 +2,10 @@
 
     python -m benchmarks.changes [--quick] [--rounds 5] [--only headrace,debezium] [--work snapshot,log,delay]
 
-In each round all systems read the same rows, then the same backlog of changes, each from a slot of its own that was made ahead of
-it, then changes under a steady load. A change's delay is from the clock in its statement, which commits by itself, to the program
-that counts it, or to the commit of the Delta table. Results are JSON in `benchmarks/results`, of which RESULTS.md is made.
+In each round all systems read the same rows, then the same backlog of changes, each from a slot of its own that was made
+ahead of it, then changes under a steady load. A change's delay is from the clock in its statement, which commits by itself, to
+the program that counts it, or to the commit of the Delta table. Results are JSON in `benchmarks/results`, of which RESULTS.md is
+made.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.changes_job import Job
-from benchmarks.changes_systems import DEBEZIUM_VERSION, FLINK_CDC_VERSION, FLINK_VERSION, SYSTEMS, Found, read
+from benchmarks.changes_systems import DEBEZIUM_VERSION, FLINK_CDC_VERSION, FLINK_VERSION, SYSTEMS, read
 from benchmarks.environment import environment
 from benchmarks.harness import Target
 from benchmarks.read_throughput import HERE
@@ -93,7 +94,10 @@ class Bench:
     def prepare(self) -> None:
         """The tables, and the rows of the snapshot."""
         tables = ROWS, LOGGED, LOADED
-        self.ask(*(f"CREATE TABLE {table} ({COLUMNS})" for table in tables), f"CREATE PUBLICATION bench FOR TABLE {', '.join(tables)}")
+        self.ask(
+            *(f"CREATE TABLE {table} ({COLUMNS})" for table in tables),
+            f"CREATE PUBLICATION bench FOR TABLE {', '.join(tables)}",
+        )
         self.ask(BACKLOG, f"INSERT INTO {ROWS} SELECT {VALUES} FROM generate_series(1, {self.size.rows}) AS g(n)")
         self.ask(f"VACUUM ANALYZE {ROWS}", "CHECKPOINT")
 
@@ -147,9 +151,7 @@ class Bench:
                 connection.execute(insert, [number], prepare=True)  # type: ignore[arg-type] # composed
                 time.sleep(max(0.0, started + number / self.size.load - time.monotonic()))
 
-    def measure(
-        self, work: str, number: int, system: str, job: Job, started: Callable[[], None] = lambda: None
-    ) -> None:
+    def measure(self, work: str, number: int, system: str, job: Job, started: Callable[[], None] = lambda: None) -> None:
         """One run, which is kept."""
         before = {"system": system, "round": number, "load": os.getloadavg()}
         before["at"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -175,17 +177,21 @@ class Bench:
     @contextmanager
     def slots(self) -> Iterator[None]:
         """One of each system, at the end of the log."""
+        self.drop_slots()  # Flink CDC makes one for its snapshot
+        self.ask(*(f"SELECT pg_create_logical_replication_slot('{slot_of(system)}', 'pgoutput')" for system in self.systems))
+        try:
+            yield
+        finally:
+            self.drop_slots()
+
+    def drop_slots(self) -> None:
+        """All that there are."""
         with psycopg.connect(self.url, autocommit=True) as connection:
-            for system in self.systems:
-                connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot_of(system)])
-            try:
-                yield
-            finally:
-                connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
-                for system in self.systems:
-                    drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active"
-                    while connection.execute(drop, [slot_of(system)]).fetchone() is None:
-                        time.sleep(0.1)
+            while connection.execute("SELECT count(pg_terminate_backend(active_pid)) FROM pg_replication_slots").fetchone() != (
+                0,
+            ):
+                time.sleep(0.1)
+            connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
 
 
 def slot_of(system: str) -> str:

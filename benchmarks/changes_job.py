@@ -1,6 +1,7 @@
-"""Our side of `changes.py`: a table's rows or its log, in a process that ends with a line of JSON, or by `headrace run` into Delta.
+"""Our side of `changes.py`: a table's rows or its log, counted in a process that ends with a line of JSON, or by `headrace run`
+into a Delta table.
 
-    python -m benchmarks.changes_job SETTINGS    # JSON: the fields of `Job`
+python -m benchmarks.changes_job SETTINGS    # JSON: the fields of `Job`
 """
 
 from __future__ import annotations

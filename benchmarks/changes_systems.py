@@ -1,7 +1,7 @@
 """What reads a table's rows and its log: ours, Debezium's engine and Flink CDC, each in a new process, from a slot of its own.
 
-Debezium's engine gives JSON without schemas, Flink CDC the rows of its SQL connector, ours Arrow batches. All count them; `headrace
-run` commits them to a Delta table each second.
+Debezium's engine gives JSON without schemas, Flink CDC the rows of its SQL connector, ours Arrow batches. All count them;
+`headrace run` commits them to a Delta table each second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headrace.testing.servers.jars import Bundle, installed
 
 SYSTEMS = ("headrace", "debezium", "flink-cdc", "headrace-run")
 DEBEZIUM_VERSION, FLINK_CDC_VERSION, FLINK_VERSION = "3.6.1.Final", "3.5.0", "1.20.1"
-"""Flink CDC 3.5.0, the newest with this connector, is made for Flink 1.20 and does not run on the 2.2 of the other benchmarks."""
+"""Flink CDC 3.5.0, the newest that Maven Central has with this connector, is made for Flink 1.20."""
 _HEAP = "-Xmx1g"
 _TIMEOUT_S, _SAMPLE_S, _LOOK_S = 600.0, 0.25, 0.05
 _SOURCES = Path(__file__).with_name("sources") / "changes"
@@ -58,8 +58,8 @@ FLINK_CDC = Bundle(
 class Found:
     """What a process has read. `seconds` and `records` leave out what came first, but for `headrace`.
 
-    `cpu_s`: meanwhile, where one process knows it. `whole_cpu_s` and `peak_mb` are those of all its processes, from their start on,
-    pages that they share counted once.
+    `cpu_s`: meanwhile, where one process knows it. `whole_cpu_s` and `peak_mb` are those of all its processes, from their start
+    on, pages that they share counted once.
     """
 
     records: int

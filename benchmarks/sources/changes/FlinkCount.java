@@ -9,7 +9,7 @@ import org.apache.flink.cdc.debezium.table.DebeziumChangelogMode;
 import org.apache.flink.cdc.debezium.table.RowDataDebeziumDeserializeSchema;
 import org.apache.flink.configuration.Configuration;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
-import org.apache.flink.streaming.api.functions.sink.SinkFunction;
+import org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink;
 import org.apache.flink.table.data.RowData;
 import org.apache.flink.table.runtime.typeutils.InternalTypeInfo;
 import org.apache.flink.table.types.logical.BigIntType;
@@ -65,20 +65,19 @@ public final class FlinkCount {
             .build();
         Configuration settings = new Configuration();
         settings.setString("pipeline.object-reuse", "true");
+        settings.setString("restart-strategy.type", "none");
         StreamExecutionEnvironment environment = StreamExecutionEnvironment.createLocalEnvironment(1, settings);
         environment.enableCheckpointing(1000);
-        environment.fromSource(source, WatermarkStrategy.noWatermarks(), "source").addSink(new Counting());
+        environment.fromSource(source, WatermarkStrategy.noWatermarks(), "source").map(FlinkCount::counted).returns(Boolean.class).sinkTo(new DiscardingSink<>());
         environment.execute();
     }
 
     /** Of one task. */
-    private static final class Counting implements SinkFunction<RowData> {
-        @Override
-        public void invoke(RowData row, Context context) {
-            if (count.hasDelays()) {
-                count.delay(row.getLong(AT));
-            }
-            count.add(1);
+    private static boolean counted(RowData row) {
+        if (count.hasDelays()) {
+            count.delay(row.getLong(AT));
         }
+        count.add(1);
+        return true;
     }
 }
