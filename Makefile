@@ -16,7 +16,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam demo-move demo-changes test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-splits soak-files soak-hybrid soak-changes soak-run soak-standby soak-tokens chaos fuzz values mutants requirements clean bench-files
+.PHONY: help demo demo-beam demo-move demo-changes test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-splits soak-files soak-hybrid soak-changes soak-run soak-standby soak-tokens chaos fuzz values mutants requirements clean bench-files bench-changes
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -70,6 +70,9 @@ bench-beam: $(INSTALLED) ## Reads in Beam pipelines, on Direct and Flink (20 min
 
 bench-files: $(INSTALLED) ## Files alongside pyarrow, Spark's file source and Beam's; new ones among many (20 minutes; QUICK=1 for three)
 	$(BIN)/python -m benchmarks.files_read
+
+bench-changes: $(INSTALLED) ## PostgreSQL's changes alongside Debezium's engine and Flink CDC (40 minutes; QUICK=1 for eight)
+	$(BIN)/python -m benchmarks.changes
 
 bench-growth: $(INSTALLED) ## What grows while a Beam pipeline reads 100 partitions on Flink (an hour; QUICK=1 for minutes)
 	$(BIN)/python -m benchmarks.beam_growth

@@ -4,8 +4,7 @@
 
 In each round all systems read the same rows, then the same backlog of changes, each from a slot of its own that was made
 ahead of it, then changes under a steady load. A change's delay is from the clock in its statement, which commits by itself, to
-the program that counts it, or to the commit of the Delta table. Results are JSON in `benchmarks/results`, of which RESULTS.md is
-made.
+the program that counts it, or to the commit of the Delta table. Results go where `read_throughput.py` has its own.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ BACKLOG = f"""
             COMMIT;
         END LOOP;
     END $$
-"""
+"""  # noqa: S608
 PER_TRANSACTION = 10
 """Six inserts, three updates and a delete."""
 
@@ -98,7 +97,7 @@ class Bench:
             *(f"CREATE TABLE {table} ({COLUMNS})" for table in tables),
             f"CREATE PUBLICATION bench FOR TABLE {', '.join(tables)}",
         )
-        self.ask(BACKLOG, f"INSERT INTO {ROWS} SELECT {VALUES} FROM generate_series(1, {self.size.rows}) AS g(n)")
+        self.ask(BACKLOG, f"INSERT INTO {ROWS} SELECT {VALUES} FROM generate_series(1, {self.size.rows}) AS g(n)")  # noqa: S608
         self.ask(f"VACUUM ANALYZE {ROWS}", "CHECKPOINT")
 
     def ask(self, *statements: str) -> None:
@@ -141,9 +140,9 @@ class Bench:
     def write_steadily(self, system: str, count: int) -> None:
         """From when the system reads its slot."""
         values = VALUES.replace("%", "%%")  # psycopg reads those as places for arguments
-        insert = f"INSERT INTO {LOADED} SELECT {values} FROM (VALUES (%s::bigint)) AS g(n)"
+        insert = f"INSERT INTO {LOADED} SELECT {values} FROM (VALUES (%s::bigint)) AS g(n)"  # noqa: S608
         with psycopg.connect(self.url, autocommit=True) as connection:
-            is_read = f"SELECT true FROM pg_replication_slots WHERE slot_name = '{slot_of(system)}' AND active"
+            is_read = f"SELECT true FROM pg_replication_slots WHERE slot_name = '{slot_of(system)}' AND active"  # noqa: S608
             while connection.execute(is_read).fetchone() is None:  # type: ignore[arg-type] # composed
                 time.sleep(0.05)
             started = time.monotonic()
@@ -167,7 +166,8 @@ class Bench:
 
     def job(self, system: str, table: str, snapshot: Any, expected: int) -> Job:  # noqa: ANN401 - of two texts
         folder = tempfile.mkdtemp(dir=self.scratch)
-        return Job(self.url, table, "bench", slot_of(system), snapshot, expected, False, folder, system == "headrace-run")
+        place = {"url": self.url, "table": table, "publication": "bench", "slot": slot_of(system), "folder": folder}
+        return Job(**place, snapshot=snapshot, expected=expected, with_delays=False, is_run=system == "headrace-run")
 
     def order(self, number: int) -> list[str]:
         """Another one first in each round."""
@@ -232,15 +232,15 @@ def save(bench: Bench, rounds: int, results: Path) -> None:
     facts = environment("none")
     with psycopg.connect(bench.url) as connection:
         postgresql = str(connection.info.parameter_status("server_version"))
-    facts["versions"] |= {
-        "postgresql": postgresql, "debezium engine": DEBEZIUM_VERSION, "flink cdc": f"{FLINK_CDC_VERSION}, Flink {FLINK_VERSION}"
-    }  # fmt: skip
+    peers = {"debezium engine": DEBEZIUM_VERSION, "flink cdc": f"{FLINK_CDC_VERSION} on Flink {FLINK_VERSION}"}
+    facts["versions"] |= {"postgresql": postgresql, **peers}
     for group, name, title, work, unit, targets, pick in KINDS:
         systems = [system for system in bench.systems if group != "changes processor" or system in IN_PROCESS]
         runs = [run for run in bench.runs[work] if run["system"] in systems]
         document = {
             "group": group, "name": name, "title": title, "unit": unit, "systems": systems,
-            "targets": [asdict(target) for target in targets if target.against in systems], "rounds": rounds, "environment": facts,
+            "targets": [asdict(target) for target in targets if target.against in systems],
+            "rounds": rounds, "environment": facts,
             "runs": [{**run, "value": pick(run)} if run["valid"] else run for run in runs],
         }  # fmt: skip
         if runs:

@@ -29,8 +29,9 @@ from headrace.runners.user_cache import find_java
 from headrace.testing.servers.jars import Bundle, installed
 
 SYSTEMS = ("headrace", "debezium", "flink-cdc", "headrace-run")
-DEBEZIUM_VERSION, FLINK_CDC_VERSION, FLINK_VERSION = "3.6.1.Final", "3.5.0", "1.20.1"
-"""Flink CDC 3.5.0, the newest that Maven Central has with this connector, is made for Flink 1.20."""
+DEBEZIUM_VERSION, FLINK_CDC_VERSION, FLINK_VERSION = "3.6.1.Final", "3.5.0", "1.20.5"
+"""The newest of Flink CDC that Maven Central has with this connector, and the newest Flink for it. On the 2.2.1 of the other
+benchmarks its reader ends: `NoSuchMethodError: SingleThreadFetcherManager.<init>(FutureCompletingBlockingQueue, Supplier)`."""
 _HEAP = "-Xmx1g"
 _TIMEOUT_S, _SAMPLE_S, _LOOK_S = 600.0, 0.25, 0.05
 _SOURCES = Path(__file__).with_name("sources") / "changes"
@@ -44,7 +45,7 @@ DEBEZIUM = Bundle(
 )
 FLINK_CDC = Bundle(
     f"Flink CDC {FLINK_CDC_VERSION}",
-    f"flink-cdc-{FLINK_CDC_VERSION}",
+    f"flink-cdc-{FLINK_CDC_VERSION}-flink-{FLINK_VERSION}",
     (
         f"org.apache.flink:flink-sql-connector-postgres-cdc:{FLINK_CDC_VERSION}",
         *(f"org.apache.flink:flink-{part}:{FLINK_VERSION}" for part in ("clients", "connector-base", "table-runtime")),

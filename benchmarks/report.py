@@ -110,6 +110,26 @@ GROUPS = {
         "A checkpoint behind many files",
         "Its size in MB, and that of a list of names and times, such as the log of Spark's file source. Less is better.",
     ),
+    "changes rate": (
+        "PostgreSQL's rows and changes",
+        "Per second, from the first that comes to the last; of headrace from the start of the run. headrace gives Arrow "
+        "batches, Debezium's engine JSON, Flink CDC rows, all in one process, and counted there; `headrace run` commits to a "
+        "Delta table each second. More is better.",
+    ),
+    "changes delay": (
+        "PostgreSQL's changes: delay",
+        "From the clock in a statement, which commits by itself, to the process that counts the change, or to the commit of "
+        "the Delta table. Less is better.",
+    ),
+    "changes restart": (
+        "PostgreSQL's changes: start",
+        "From the start of the process to the first change of a slot's backlog. Less is better.",
+    ),
+    "changes memory": ("PostgreSQL's changes: memory", "The most that all processes of a system had. Less is better."),
+    "changes processor": (
+        "PostgreSQL's changes: processor seconds",
+        "Of the process, without its start, for 1,000,000 of them. Less is better.",
+    ),
     "local": (
         "Read in one process, no engine",
         "All values' bytes added up; headrace gives Arrow, the others Python objects. More is better.",
@@ -134,6 +154,8 @@ NAMES = {
     "beam-batched": "Beam's, batched",
     "scandir": "os.scandir",
     "names": "names and times",
+    "debezium": "Debezium's engine",
+    "flink-cdc": "Flink CDC",
 }
 
 
