@@ -104,7 +104,7 @@ class Bench:
         """Each in a transaction."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             for statement in statements:
-                connection.execute(statement)  # type: ignore[arg-type] # composed
+                connection.execute(statement)
 
     def snapshot(self, number: int) -> None:
         """Of a table that is not written."""
@@ -143,11 +143,11 @@ class Bench:
         insert = f"INSERT INTO {LOADED} SELECT {values} FROM (VALUES (%s::bigint)) AS g(n)"  # noqa: S608
         with psycopg.connect(self.url, autocommit=True) as connection:
             is_read = f"SELECT true FROM pg_replication_slots WHERE slot_name = '{slot_of(system)}' AND active"  # noqa: S608
-            while connection.execute(is_read).fetchone() is None:  # type: ignore[arg-type] # composed
+            while connection.execute(is_read).fetchone() is None:
                 time.sleep(0.05)
             started = time.monotonic()
             for number in range(count):
-                connection.execute(insert, [number], prepare=True)  # type: ignore[arg-type] # composed
+                connection.execute(insert, [number], prepare=True)
                 time.sleep(max(0.0, started + number / self.size.load - time.monotonic()))
 
     def measure(self, work: str, number: int, system: str, job: Job, started: Callable[[], None] = lambda: None) -> None:

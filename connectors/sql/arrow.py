@@ -39,6 +39,7 @@ class Kind(Enum):
     TIME = "time of day"
     INSTANT = "timestamp with time zone"
     LOCAL = "timestamp without time zone"
+    LIST = "array"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Field:
     """A column that is written. `digits`: how many of a second's decimals the table keeps. `rule`: what else it does not keep.
 
     A rule returns what is wrong with one of the normalised values; None if all are kept. `fills`: the database puts another
-    value in the place of a null.
+    value in the place of a null. `items`: of a list, what its innermost values are.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Field:
     digits: int = _MICROSECOND_DIGITS
     rule: Callable[[pa.Array], str | None] | None = None
     fills: bool = False
+    items: Field | None = None
 
 
 _CANONICAL: dict[Kind, pa.DataType] = {
@@ -77,11 +79,12 @@ _KINDS: dict[Kind, tuple[Callable[[pa.DataType], bool], ...]] = {
     Kind.BINARY: (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view),
     Kind.DATE: (types.is_date,),
     Kind.TIME: (types.is_time,),
+    Kind.LIST: (types.is_list, types.is_large_list, types.is_fixed_size_list),
 }
 
 
 def kind_of(arrow: pa.DataType) -> Kind | None:
-    """What the type means; None for types that no column of a table can hold, such as lists and structs."""
+    """What the type means; None for types that no column of a table can hold, such as structs."""
     if types.is_dictionary(arrow):
         return kind_of(arrow.value_type)
     if types.is_timestamp(arrow):
@@ -89,8 +92,18 @@ def kind_of(arrow: pa.DataType) -> Kind | None:
     return next((kind for kind, tests in _KINDS.items() if any(is_kind(arrow) for is_kind in tests)), None)
 
 
+def innermost(arrow: pa.DataType) -> pa.DataType:
+    """The type of the values of a list, or of those of its lists."""
+    return innermost(arrow.value_type) if kind_of(arrow) is Kind.LIST else arrow
+
+
 def normalised(array: pa.Array, field: Field) -> pa.Array:
-    """The values in the one Arrow type of their kind. Raises UsageError, naming the column, if the table would change one."""
+    """The values in the one Arrow type of their kind; of lists, PostgreSQL's texts.
+
+    Raises UsageError, naming the column, if the table would change one.
+    """
+    if field.items is not None:
+        return _array_texts(array, field.items)
     if types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if field.kind is Kind.INSTANT:
@@ -148,19 +161,44 @@ def _scalar(text: str) -> pa.Scalar:
 
 
 def _copy_text(array: pa.Array, kind: Kind) -> pa.Array:
+    texts = _text(array, kind)
+    if kind in (Kind.TEXT, Kind.LIST):
+        for raw, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
+            texts = pc.replace_substring(texts, raw, escaped)
+    return pc.binary_join_element_wise(_scalar("\\"), texts, _scalar("")) if kind is Kind.BINARY else texts
+
+
+def _text(array: pa.Array, kind: Kind) -> pa.Array:
+    """Normalised values in PostgreSQL's words."""
     match kind:
-        case Kind.TEXT:
-            for raw, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
-                array = pc.replace_substring(array, raw, escaped)
-            return array
         case Kind.BINARY:
-            return pc.binary_join_element_wise(_scalar("\\\\x"), _hex(array), _scalar(""))
+            return pc.binary_join_element_wise(_scalar("\\x"), _hex(array), _scalar(""))
         case Kind.INSTANT:
             return pc.binary_join_element_wise(_dated(array), _scalar("+00"), _scalar(""))
         case Kind.DATE | Kind.LOCAL:
             return _dated(array)
         case _:
             return array.cast(_TEXT)
+
+
+def _array_texts(array: pa.Array, items: Field) -> pa.LargeStringArray:
+    """Lists in PostgreSQL's words: `{"1",NULL}`. Those in a list have one length, as the database itself checks."""
+    lists = array.cast(pa.large_list(array.type.value_type))
+    values = lists.flatten()
+    if kind_of(values.type) is not Kind.LIST:
+        texts = _text(normalised(values, items), items.kind)
+        for raw, escaped in (("\\", "\\\\"), ('"', '\\"')):
+            texts = pc.replace_substring(texts, raw, escaped)
+        texts = pc.binary_join_element_wise(_scalar('"'), texts, _scalar('"'), _scalar("")).fill_null("NULL")
+    elif pc.all(pc.greater(pc.fill_null(pc.list_value_length(values), 0), 0)).as_py() is False:
+        raise UsageError(f"column {items.name!r}: PostgreSQL's arrays of arrays have no null or empty ones in them")
+    else:
+        texts = _array_texts(values, items)
+    sizes = pc.cumulative_sum(pc.fill_null(pc.list_value_length(lists), 0))
+    ends = pa.concat_arrays([pa.array([0], pa.int32()), sizes.cast(pa.int32())])
+    joined = pc.binary_join(pa.ListArray.from_arrays(ends, texts), _scalar(","))
+    whole = pc.binary_join_element_wise(_scalar("{"), joined, _scalar("}"), _scalar(""))
+    return pc.if_else(lists.is_valid(), whole, pa.scalar(None, _TEXT))
 
 
 def _dated(array: pa.Array) -> pa.LargeStringArray:

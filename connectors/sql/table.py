@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql.sqltypes import _Binary  # there is no public name for what all binary types have in common
 
-from headrace.connectors.sql.arrow import Field, Kind, kind_of
+from headrace.connectors.sql.arrow import Field, Kind, innermost, kind_of
 from headrace.connectors.sql.kept import refused_text, rule_of
 from headrace.connectors.sql.unique import UniqueKey, unique_keys
 from headrace.connectors.sql.url import Product
@@ -157,10 +157,7 @@ def fields_of(table: Table, schema: pa.Schema) -> tuple[Field, ...]:
         if refusal := _refusal(arrow.type, column["type"], table.product):
             problems.append(f"column {arrow.name!r}: {refusal}")
             continue
-        kind = kind_of(arrow.type)
-        assert kind is not None  # or it would have been refused
-        digits, rule = _digits(column["type"], table.product), _rule(kind, column["type"], table.product)
-        fields.append(Field(arrow.name, kind, digits, rule, _fills(column, table)))
+        fields.append(replace(_field(arrow, column["type"], table.product), fills=_fills(column, table)))
     missing = [name for name, column in table.columns.items() if name not in schema.names and _is_needed(column, table.product)]
     problems += [f"column {name!r} may not be null and has no default, and the rows have none" for name in missing]
     if problems:
@@ -170,6 +167,15 @@ def fields_of(table: Table, schema: pa.Schema) -> tuple[Field, ...]:
             f"the rows do not fit table {table.name!r}: {'; '.join(problems)}. The rows have {rows}; the table has {columns}"
         )
     return tuple(fields)
+
+
+def _field(arrow: pa.Field, column: sql.TypeEngine[Any], product: Product) -> Field:
+    kind = kind_of(arrow.type)
+    assert kind is not None  # or it would have been refused
+    items = None
+    if isinstance(column, sql.ARRAY) and kind is Kind.LIST:
+        items = _field(arrow.with_type(innermost(arrow.type)), column.item_type, product)
+    return Field(arrow.name, kind, _digits(column, product), _rule(kind, column, product), items=items)
 
 
 def _is_needed(column: Mapping[str, Any], product: Product) -> bool:
@@ -204,7 +210,7 @@ def _rule(kind: Kind, column: sql.TypeEngine[Any], product: Product) -> Callable
 def _refusal(arrow: pa.DataType, column: sql.TypeEngine[Any], product: Product) -> str | None:
     """Why values of this type cannot go into this column; None if they can."""
     kind = kind_of(arrow)
-    if kind is None:
+    if kind is None or (kind is Kind.LIST and product is not Product.POSTGRESQL):
         return f"{arrow} has no counterpart in a table; turn it into text first"
     reason = _REASONS.get(kind, _fits)(kind, arrow, column, product)
     if reason is None:
@@ -284,6 +290,15 @@ def _local(_: Kind, __: pa.DataType, column: sql.TypeEngine[Any], product: Produ
     return "these times have no zone, so which instants they are is not known" if instants else None
 
 
+def _list(_: Kind, arrow: pa.DataType, column: sql.TypeEngine[Any], product: Product) -> str | None:
+    """PostgreSQL declares no dimensions: arrays of arrays go into the same columns."""
+    if not isinstance(column, sql.ARRAY):
+        return ""
+    if isinstance(column.item_type, sql.NullType):
+        return "what its items are is not known here; turn it into text first"
+    return _refusal(innermost(arrow), column.item_type, product)
+
+
 _REASONS = {
     Kind.INTEGER: _integer,
     Kind.FLOAT: _float,
@@ -291,4 +306,5 @@ _REASONS = {
     Kind.TEXT: _text,
     Kind.TIME: _time,
     Kind.LOCAL: _local,
+    Kind.LIST: _list,
 }
