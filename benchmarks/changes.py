@@ -77,7 +77,7 @@ class Size:
 
 
 FULL = Size(5, 2_000_000, 1_000_000, 500, 30)
-QUICK = Size(2, 100_000, 50_000, 500, 5)
+QUICK = Size(2, 300_000, 200_000, 500, 8)
 
 
 @dataclass

@@ -69,6 +69,12 @@ POSTGRESQL = [
     ("numeric(5, 2)[]", pa.array(["{1.005}"]), None),
     ("timestamp(0)[]", pa.array(["{2024-01-01 00:00:00.9}"]), None), ("real[]", pa.array(["{0.123456789}"]), None),
     ("money[]", pa.array(["{1.005}"]), None), ("name[]", pa.array(["{x}"]), None),
+    ("varchar(4)[]", pa.array([["ab", "abcd "]]), [["abcd", None, 'a"\\'], [], ["NULL", ""], None]),
+    ("integer[][]", pa.array([[[1], []]]), [[[1, 2], [3, None]], [], None]),
+    ("integer[][]", pa.array([[None, [1]]], pa.list_(pa.list_(pa.int32()))), None),
+    ("numeric(5, 2)[]", pa.array([[Decimal("1.005")]]), None), ("real[]", pa.array([[0.1]]), None),
+    ("timestamp(0)[]", pa.array([[1]], pa.list_(pa.timestamp("us"))), None), ("text", pa.array([["a"]]), None),
+    ("timestamptz[]", pa.array([[1]], pa.list_(pa.timestamp("us"))), None),
 ]  # fmt: skip
 
 
