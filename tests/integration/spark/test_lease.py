@@ -6,38 +6,27 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from headrace.enumerator.errors import PeerError, RetriableError
 from headrace.runners.spark.supervision.process_tree import members, tree_of
 from headrace.runners.user_cache import cache_directory, find_java
 from headrace.runners.waiting import wait_until
-from headrace.testing.servers.jars import Bundle, installed
 from headrace.testing.servers.ports import HOST, reserved_ports
 from headrace.testing.servers.processes import JAVA_OPTIONS, ServerProcess, guarded
+from tests.helpers.hadoop import hadoop_classes
 from tests.soak.standby_soak import ARMED_S, START_S, TAKEOVER_S, SupervisedJob, Traffic, outcome
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 RATE = 500.0
-ASSERTIONS = (  # Hadoop's cluster for tests makes its folders by a method of tests
-    "org.junit.jupiter:junit-jupiter-api:5.8.2", "org.junit.platform:junit-platform-commons:1.8.2",
-    "org.opentest4j:opentest4j:1.2.0",
-)  # fmt: skip
 
 
 @pytest.fixture
 def hdfs(tmp_path):
     """The address of name node and data node of Hadoop's own test jar, in one Java process with Spark's jars."""
-    folder, spark_jars = tmp_path / "hdfs", Path(pyspark.__file__).parent / "jars"
+    folder = tmp_path / "hdfs"
     folder.mkdir()
-    (client,) = spark_jars.glob("hadoop-client-api-*.jar")
-    version, details, log = client.stem.removeprefix("hadoop-client-api-"), folder / "details.json", folder / "hdfs.log"
-    jars = installed(Bundle(
-        name=f"Hadoop's minicluster {version}", folder=f"hadoop-minicluster-{version}",
-        modules=(f"org.apache.hadoop:hadoop-client-minicluster:{version}", *ASSERTIONS), jars=4, size="30 MB",
-        configuration="master",
-    ))  # fmt: skip
+    details, log = folder / "details.json", folder / "hdfs.log"
 
     def check():
         if not server.is_running:
@@ -48,7 +37,7 @@ def hdfs(tmp_path):
     with reserved_ports() as ports, guarded(folder) as group:
         port = ports.reserve()
         java = (find_java("HDFS"), *JAVA_OPTIONS, "-Xmx512m", f"-Dtest.build.data={folder}", f"-Dhadoop.tmp.dir={folder}")
-        program = ("-cp", f"{jars}/*:{spark_jars}/*", "org.apache.hadoop.test.MiniDFSClusterManager")
+        program = ("-cp", hadoop_classes(), "org.apache.hadoop.test.MiniDFSClusterManager")
         options = ("-format", "-datanodes", "1", "-nnport", str(port), "-writeDetails", details)
         server = ServerProcess([*java, *program, *options], log, group)
         server.start()

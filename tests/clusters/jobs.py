@@ -1,0 +1,86 @@
+"""Jobs that are submitted from a host, and the check of what they have written."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tests.clusters.rack import Host, Program, Rack
+from tests.clusters.servers import SPARK, Brokers
+from tests.helpers.python_path import python_path
+from tests.helpers.sink_rig import read_all
+from tests.soak.standby_soak import Traffic
+
+SCRIPT = Path(__file__).with_name("copy_job.py")
+RATE = 300.0
+START_S, CHANGE_S, DRAIN_S = 240.0, 240.0, 120.0
+SMALL = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "512m",
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+    "spark.network.timeout": "20s",
+    "spark.network.timeoutInterval": "2s",
+    "spark.executor.heartbeatInterval": "2s",
+    "spark.sql.shuffle.partitions": "2",
+}
+BAKED = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": python_path()}
+"""The environment of a host that has headrace at the same path as all others."""
+
+
+def settings(host: Host, conf: Mapping[str, str]) -> list[str]:
+    """Options of `spark-submit` and `headrace supervise`."""
+    return [
+        word for item in {**SMALL, "spark.driver.host": host.address, **conf}.items() for word in ("--conf", "=".join(item))
+    ]
+
+
+class Copy:
+    """Numbers go into a topic; a job copies them into another; each has to be there once. A context."""
+
+    def __init__(self, rack: Rack, brokers: Brokers, checkpoints: str | None = None) -> None:
+        self.name, self._brokers = uuid.uuid4().hex[:8], brokers
+        self.source, self.target = brokers.topic(f"{self.name}-in"), brokers.topic(f"{self.name}-out")
+        request = {
+            "bootstrap": brokers.bootstrap, "source": self.source, "target": self.target, "commits": f"{self.name}-commits",
+            "checkpoint": f"{checkpoints or rack.shared}/{self.name}",
+        }  # fmt: skip
+        self.conf = {"spark.copy": json.dumps(request)}
+        self.traffic = Traffic(brokers.bootstrap, self.source, self.target, RATE)
+
+    def __enter__(self) -> Copy:
+        self.traffic.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.traffic.__exit__()
+
+    def submit(self, host: Host, *words: str | Path, conf: Mapping[str, str] | None = None, **variables: str) -> Program:
+        """`spark-submit` with the job on a host, whose log has the name of this copy."""
+        options = settings(host, {**self.conf, **(conf or {})})
+        return host.start(
+            self.name, SPARK / "bin" / "spark-submit", *options, *words, SCRIPT, SPARK_HOME=str(SPARK), **variables
+        )
+
+    def advance(self, check: Callable[[], None] = lambda: None, seconds: float = CHANGE_S) -> float:
+        """Wait until what is sent from now on comes out; how long that took, in seconds."""
+        started_at = time.monotonic()
+        return self.traffic.wait_for(len(self.traffic.sent_at), seconds, check) - started_at
+
+    def check(self, check: Callable[[], None] = lambda: None) -> None:
+        """Stop sending, wait for the end, and compare by a reader of its own: none lost, none twice."""
+        sent = self.traffic.stop_sending()
+        assert sent > RATE
+        deadline = time.monotonic() + DRAIN_S
+        while len(self.traffic.seen) < sent and time.monotonic() < deadline:
+            check()
+            time.sleep(0.1)
+        time.sleep(2.0)  # what is written twice comes now
+        found = Counter(map(int, read_all(self._brokers.bootstrap, self.target)))
+        wanted = Counter(range(sent))
+        assert (found - wanted, wanted - found) == (Counter(), Counter())

@@ -1,0 +1,62 @@
+"""The rack does what the tests of clusters take from it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.helpers.python_path import python_path
+from tests.helpers.waiting import eventually
+
+SERVE = "import http.server; http.server.HTTPServer(('', 80), http.server.BaseHTTPRequestHandler).serve_forever()"
+ASK = "import socket, sys; socket.create_connection((sys.argv[1], 80), 2)"
+
+
+def answers(one, other):
+    return (
+        subprocess.run(one.command(sys.executable, "-c", ASK, other.address), capture_output=True, check=False).returncode == 0
+    )
+
+
+def test_what_is_cut_is_lost_between_two_hosts_alone_until_it_is_mended(rack):
+    one, two, server = (rack.host(name) for name in ("cut", "two", "server"))
+    server.start("server", sys.executable, "-c", SERVE)
+    eventually(lambda: answers(one, server))
+    rack.cut(one, server)
+    assert not answers(one, server)
+    assert answers(two, server)
+    rack.mend(one, server)
+    assert answers(one, server)
+
+
+def test_a_host_has_a_name_processes_and_a_tmp_of_its_own_and_loses_all_of_them(rack):
+    one, two = rack.host("one"), rack.host("other")
+    seen = subprocess.check_output(
+        one.command("sh", "-c", "hostname; touch /tmp/mine; setsid sleep 600 >/dev/null & ls /proc | grep -c '^[0-9]'")
+    )
+    assert seen.split()[0] == b"one"
+    assert int(seen.split()[1]) < 10
+    assert (one.folder / "mine").exists()
+    assert not (two.folder / "mine").exists()
+    assert len(one.pids("sleep 600")) == 1
+    assert two.pids("sleep 600") == []
+    (pid,) = one.pids("sleep 600")
+    one.lose()
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_a_killed_test_leaves_no_rack_behind():
+    code = (
+        "import time; from tests.clusters.rack import rack\n"
+        "with rack() as made: print(made.host('one').pid, made.folder, flush=True); time.sleep(600)"
+    )
+    test = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": python_path()}
+    )
+    with test.stdout:
+        pid, folder = test.stdout.readline().decode().split()
+    test.send_signal(signal.SIGKILL)
+    test.wait()
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+    eventually(lambda: not Path(folder).exists())
