@@ -24,6 +24,9 @@ from headrace.runners.spark.split_state import FOLDER, ROWS_FOLDER, ReadingForma
 
 KEPT_READINGS = 100
 """As many as Spark keeps of a query's batches by default: a copy of its checkpoint may go back as far."""
+_OF_SPARK = "metadata"
+"""What Spark writes into a checkpoint before the query plans anything."""
+
 _SWEEP_EVERY = 20
 _READS_AT_ONCE = 16
 
@@ -54,7 +57,17 @@ class EndsLog(Generic[SplitT]):
     checkpoint: str
 
     def prepare(self, chain: str) -> None:
-        """Make the folder of a query's records. Raises UsageError for a store in which two attempts could both create one."""
+        """Make the folder of a query's records. Raises UsageError for a store in which two attempts could both create one.
+
+        Also where Spark's own checkpoint is not at this place. A path without a scheme is one of Hadoop's default file system:
+        records that were kept on a local disk instead would not be found by a driver on another host.
+        """
+        if self._store("").size(_OF_SPARK) is None:
+            raise UsageError(
+                f"there is no checkpoint of a query at {self.checkpoint}, where tasks are to record how far they have read. Give "
+                "read_stream the same checkpointLocation as writeStream; where the default file system is not the local one, "
+                "with its scheme, such as s3a: or file:"
+            )
         store = self._store()
         store.make_folder(chain)
         store.check_exclusive(chain)

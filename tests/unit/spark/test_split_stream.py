@@ -34,6 +34,9 @@ class Query:
 
     def __init__(self, read: SplitRead[Piece]) -> None:
         self.read = read
+        if read.checkpoint is not None:
+            Path(read.checkpoint).mkdir(exist_ok=True)
+            Path(read.checkpoint, "metadata").touch()
         self.planner = SplitPlanner(read)
         self.offsets = [self.planner.initial_offsets()]
 
@@ -476,6 +479,16 @@ def test_the_checkpoint_is_needed_and_has_to_be_the_same_for_all(shelf: Shelf, f
     (tmp_path / "checkpoint" / "headrace-ends").rename(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="put it where driver and executors see the same folder"):
         feed.run()
+
+
+def test_a_place_where_spark_has_no_checkpoint_is_refused_as_one_of_another_file_system(
+    shelf: Shelf, feed: Query, tmp_path: Path
+) -> None:
+    shelf.add("a", "a0")
+    (tmp_path / "checkpoint" / "metadata").unlink()
+    with pytest.raises(UsageError, match="where the default file system is not the local one, with its scheme"):
+        feed.plan()
+    assert list((tmp_path / "checkpoint").iterdir()) == []
 
 
 def test_a_checkpoint_of_another_source_is_refused(shelf: Shelf, feed: Query, pile: Query) -> None:
