@@ -59,8 +59,8 @@ class Hadoop:
         return {
             "yarn.resourcemanager.hostname": self.manager.address,
             "yarn.resourcemanager.am.max-attempts": "4",
-            "yarn.am.liveness-monitor.expiry-interval-ms": "10000",
-            "yarn.nm.liveness-monitor.expiry-interval-ms": "10000",
+            "yarn.am.liveness-monitor.expiry-interval-ms": "120000",
+            "yarn.nm.liveness-monitor.expiry-interval-ms": "60000",
             "yarn.resourcemanager.nodemanagers.heartbeat-interval-ms": "200",
             "yarn.nodemanager.address": f"0.0.0.0:{NODE_PORT}",
             "yarn.nodemanager.log-dirs": "/tmp/containers",

@@ -227,7 +227,7 @@ def rack() -> Iterator[Rack]:
             made.close()
 
 
-def listening(host: Host, port: int, program: Program, seconds: float = 60.0) -> str:
+def listening(host: Host, port: int, program: Program, seconds: float = 240.0) -> str:
     """Wait until the port is served; its address."""
     from headrace.testing.servers.ports import is_listening
 

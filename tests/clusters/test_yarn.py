@@ -9,14 +9,14 @@ from tests.clusters.jobs import BAKED, START_S, Copy
 from tests.clusters.servers import SPARK
 from tests.helpers.waiting import eventually
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 EXECUTOR, MASTER = "YarnCoarseGrainedExecutorBackend", "yarn.ApplicationMaster"
 ON_YARN = {
     "spark.yarn.jars": f"local:{SPARK}/jars/*",
     "spark.yarn.am.memory": "512m",
     "spark.executor.instances": "2",
     "spark.executor.memoryOverhead": "256m",
-    "spark.yarn.max.executor.failures": "100",
+    "spark.executor.maxNumFailures": "100",
 }
 
 
