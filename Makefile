@@ -16,7 +16,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam demo-move demo-changes test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-splits soak-files soak-hybrid soak-changes soak-run soak-standby soak-tokens chaos fuzz values mutants requirements clean bench-files bench-changes
+.PHONY: help demo demo-beam demo-move demo-changes test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-splits soak-files soak-hybrid soak-changes soak-run soak-standby soak-tokens chaos fuzz values mutants requirements clean bench-files bench-changes test-clusters
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,7 +42,10 @@ test-rest: $(INSTALLED) ## What `make test` leaves out of all that CI runs: more
 test-all: test test-rest ## Everything that CI runs (25 minutes)
 
 test-long: $(INSTALLED) ## The tests marked long, which CI leaves out: demos and examples with kills (a quarter of an hour)
-	$(PYTEST) --numprocesses 2 -m long
+	$(PYTEST) --numprocesses 2 -m long --ignore tests/clusters
+
+test-clusters: $(INSTALLED) ## Jobs on standalone Spark and YARN, each server on a host of its own (network namespaces, as root), under faults (20 minutes)
+	$(BIN)/pytest -m long tests/clusters
 
 lowest: $(INSTALLED) ## The unit tests with the lowest versions that setup.cfg allows
 	$(BIN)/python -m tests.helpers.lowest

@@ -64,9 +64,9 @@ class EndsLog(Generic[SplitT]):
         """
         if self._store("").size(_OF_SPARK) is None:
             raise UsageError(
-                f"there is no checkpoint of a query at {self.checkpoint}, where tasks are to record how far they have read. Give "
-                "read_stream the same checkpointLocation as writeStream; where the default file system is not the local one, "
-                "with its scheme, such as s3a: or file:"
+                f"there is no checkpoint of a query at {self.checkpoint}, where tasks are to record how far they have read. "
+                "Give read_stream the same checkpointLocation as writeStream; where the default file system is not the local "
+                "one, with its scheme, such as s3a: or file:"
             )
         store = self._store()
         store.make_folder(chain)

@@ -13,7 +13,7 @@ from headrace.spark import session_builder
 def job(spark):
     settings = json.loads(spark.conf.get("spark.copy"))
     servers = {"kafka.bootstrap.servers": settings["bootstrap"]}
-    reading = {**servers, "subscribe": settings["source"], "startingOffsets": "earliest", "maxOffsetsPerTrigger": "2000"}
+    reading = {**servers, "subscribe": settings["source"], "startingOffsets": "earliest", "maxOffsetsPerTrigger": "20000"}
     frame = spark.readStream.format("headrace").options(**reading).load().selectExpr("key", "value")
     writer = frame.writeStream.format("headrace").options(**servers, topic=settings["target"], commitTopic=settings["commits"])
     return writer.option("checkpointLocation", settings["checkpoint"]).start()

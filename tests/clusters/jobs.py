@@ -17,7 +17,7 @@ from tests.helpers.sink_rig import read_all
 from tests.soak.standby_soak import Traffic
 
 SCRIPT = Path(__file__).with_name("copy_job.py")
-RATE = 300.0
+RATE = 100.0
 START_S, CHANGE_S, DRAIN_S = 500.0, 500.0, 300.0
 SMALL = {
     "spark.ui.enabled": "false",
@@ -32,7 +32,10 @@ SMALL = {
     "spark.sql.shuffle.partitions": "2",
 }
 BAKED = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": python_path()}
-"""The environment of a host that has headrace at the same path as all others."""
+"""The environment of a driver whose cluster has headrace at the same path on every host."""
+
+ON_EXECUTORS = {"spark.executorEnv.PYTHONPATH": python_path()}
+"""And the setting that has the executors find it there."""
 
 
 def settings(host: Host, conf: Mapping[str, str]) -> list[str]:
@@ -46,7 +49,8 @@ class Copy:
     """Numbers go into a topic without a pause; a job copies them into another; each has to be there once. A context."""
 
     def __init__(self, rack: Rack, brokers: Brokers, checkpoints: str | None = None) -> None:
-        self.name, self._brokers = uuid.uuid4().hex[:8], brokers
+        self.name = uuid.uuid4().hex[:8]
+        self.bootstrap = brokers.bootstrap
         self.source, self.target = brokers.topic(f"{self.name}-in"), brokers.topic(f"{self.name}-out")
         request = {
             "bootstrap": brokers.bootstrap, "source": self.source, "target": self.target, "commits": f"{self.name}-commits",
@@ -83,6 +87,6 @@ class Copy:
             check()
             time.sleep(0.5)
         assert missing == 0
-        found = Counter(map(int, read_all(self._brokers.bootstrap, self.target)))
+        found = Counter(map(int, read_all(self.bootstrap, self.target)))
         assert [number for number in range(sent) if number not in found] == []
         assert {number: count for number, count in found.items() if count > 1} == {}

@@ -56,13 +56,15 @@ class Host:
                 (cache / entry.name).symlink_to(entry)
 
     def command(self, *words: str | Path) -> list[str]:
-        """What runs a command on this host."""
-        return ["nsenter", "--target", str(self.pid), "--net", "--uts", "--mount", "--pid", "--", *map(str, words)]
+        """What runs a command on this host, in its /tmp."""
+        there = ("--net", "--uts", "--mount", "--pid", f"--wd={self.folder}")
+        return ["nsenter", "--target", str(self.pid), *there, "--", *map(str, words)]
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Ours, with these, and what Spark and headrace need of a host."""
+        """Ours, but for PYTHONPATH, by which all would be found; with these, and what Spark and headrace need of a host."""
+        ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         here = {"SPARK_LOCAL_IP": self.address, "XDG_CACHE_HOME": "/tmp/cache", "TMPDIR": "/tmp"}
-        return {**os.environ, **here, **variables}
+        return {**ours, **here, **variables}
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -107,12 +109,7 @@ class Program:
         self.host, self.log = host, host.log(name)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                host.command(*words),
-                env=host.environment(variables),
-                cwd=host.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                host.command(*words), env=host.environment(variables), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
     @property

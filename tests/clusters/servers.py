@@ -70,13 +70,13 @@ def _broker(host: Host, node: int, advertised: dict, java: Sequence[str], cluste
 
 
 class Standalone:
-    """A master and workers of Spark, each on a host of its own. `variables`: of the workers, and so of their executors."""
+    """A master and workers of Spark, each on a host of its own."""
 
-    def __init__(self, rack: Rack, workers: int, *, cores: int = 1, **variables: str) -> None:
+    def __init__(self, rack: Rack, workers: int, cores: int = 1) -> None:
         archive_of_spark().at_hand()
         self.master = rack.host("master")
         self.workers = [rack.host(f"worker{number}") for number in range(1, workers + 1)]
-        self._cores, self._variables = cores, variables
+        self._cores = cores
         main = self._start(self.master, "Master", "--port", str(MASTER_PORT), "--webui-port", "8080")
         self.url = f"spark://{listening(self.master, MASTER_PORT, main)}"
         for worker in self.workers:
@@ -87,5 +87,5 @@ class Standalone:
 
     def _start(self, host: Host, what: str, *options: str) -> Program:
         main = f"org.apache.spark.deploy.{what.lower()}.{what}"
-        small = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK, "SPARK_HOME": str(SPARK), **self._variables}
+        small = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK, "SPARK_HOME": str(SPARK)}
         return host.start(what.lower(), SPARK / "bin" / "spark-class", main, "--host", host.address, *options, **small)

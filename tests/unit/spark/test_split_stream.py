@@ -486,7 +486,7 @@ def test_a_place_where_spark_has_no_checkpoint_is_refused_as_one_of_another_file
 ) -> None:
     shelf.add("a", "a0")
     (tmp_path / "checkpoint" / "metadata").unlink()
-    with pytest.raises(UsageError, match="where the default file system is not the local one, with its scheme"):
+    with pytest.raises(UsageError, match="Give read_stream the same checkpointLocation as writeStream"):
         feed.plan()
     assert list((tmp_path / "checkpoint").iterdir()) == []
 
