@@ -21,6 +21,7 @@ from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.timeout(1800)
 EXECUTOR, WORKER, TASKS = "CoarseGrainedExecutorBackend", "deploy.worker.Worker", "pyspark.daemon"
+PACKAGES = ("headrace", "pyspark_headrace")
 SPECULATION = {
     **ON_EXECUTORS,
     "spark.speculation": "true",
@@ -65,30 +66,45 @@ def job(rack, brokers, spark):
         yield job
 
 
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory):
-    """An environment with headrace, as the how-to packs one; what headrace needs is borrowed from ours by a path."""
-    folder = tmp_path_factory.mktemp("archive")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
-    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "env")}))
-    for name in ("headrace", "pyspark_headrace"):
-        shutil.copytree(ROOT / name, packages / name)
+def environment(folder: Path) -> Path:
+    """Where the packages are of a new environment, which has what headrace needs by a path to ours, and not headrace."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
     (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
-    subprocess.run(["tar", "-czf", folder / "env.tar.gz", "-C", folder / "env", "."], check=True)
-    return folder / "env.tar.gz"
+    return packages
 
 
-def test_an_environment_in_an_archive(rack, brokers, spark, archive):
-    driver = rack.host("driver")
-    shutil.copy(archive, driver.folder)
-    subprocess.run(driver.command("sh", "-c", "mkdir env && tar -xzf env.tar.gz -C env"), check=True)
+def copies(rack, brokers, host, *words, **variables):
+    """A job that is submitted with these words copies, until it is stopped."""
     with Copy(rack, brokers) as copy:
-        words = ("--master", spark.url, "--archives", "/tmp/env.tar.gz#env")
-        job = copy.submit(driver, *words, PYSPARK_PYTHON="./env/bin/python")
+        job = copy.submit(host, *words, **variables)
         copy.advance(job.check, START_S)
-        assert all(worker.pids("env/bin/python -m pyspark.daemon") for worker in spark.workers)
+        yield
         copy.check(job.check)
-        driver.signal(copy.name)
+        host.signal(copy.name)
+
+
+def test_an_environment_in_an_archive(rack, brokers, spark):
+    driver = rack.host("driver")
+    packages = environment(driver.folder / "packed")
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, packages / name)
+    pack = "tar -czf env.tar.gz -C packed . && mkdir env && tar -xzf env.tar.gz -C env"
+    subprocess.run(driver.command("sh", "-c", pack), check=True)
+    words = ("--master", spark.url, "--archives", "env.tar.gz#env")
+    for _ in copies(rack, brokers, driver, *words, PYSPARK_PYTHON="./env/bin/python"):
+        assert all(worker.pids("env/bin/python -m pyspark.daemon") for worker in spark.workers)
+
+
+def test_a_zip_on_machines_that_have_what_headrace_needs(rack, brokers, spark):
+    driver, python = rack.host("driver"), rack.shared / "env" / "bin" / "python"
+    environment(rack.shared / "env")
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, driver.folder / "zipped" / name)
+    shutil.make_archive(str(driver.folder / "headrace"), "zip", driver.folder / "zipped")
+    words = ("--master", spark.url, "--py-files", "headrace.zip")
+    for _ in copies(rack, brokers, driver, *words, PYSPARK_PYTHON=str(python)):
+        assert all(worker.pids(f"{python} -m pyspark.daemon") for worker in spark.workers)
 
 
 def test_spark_has_no_cluster_mode_for_python_on_a_standalone_cluster(rack, brokers, spark):

@@ -54,7 +54,7 @@ def test_in_client_mode_executors_come_and_go_and_are_killed(rack, brokers, hado
 
 def test_in_cluster_mode_an_application_master_that_is_killed_is_started_again_and_continues(rack, brokers, hadoop):
     client = rack.host("client")
-    conf = {**ON_YARN, "spark.yarn.maxAppAttempts": "3"}
+    conf = {**ON_YARN, "spark.yarn.maxAppAttempts": "2"}
     with Copy(rack, brokers, hadoop.url) as copy:
         job = copy.submit(
             client, "--master", "yarn", "--deploy-mode", "cluster", conf=conf, HADOOP_CONF_DIR=str(hadoop.conf), **BAKED
@@ -65,6 +65,8 @@ def test_in_cluster_mode_an_application_master_that_is_killed_is_started_again_a
         copy.advance(job.check)
         assert eventually(lambda: set(running(hadoop, MASTER)) - set(masters))
         copy.check(job.check)
+        assert sum(node.signal(MASTER) for node in hadoop.nodes)
+        assert job.wait(START_S) != 0
 
 
 class Supervised:
