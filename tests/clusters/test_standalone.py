@@ -103,7 +103,7 @@ def test_a_zip_on_machines_that_have_what_headrace_needs(rack, brokers, spark):
         shutil.copytree(ROOT / name, driver.folder / "zipped" / name)
     shutil.make_archive(str(driver.folder / "headrace"), "zip", driver.folder / "zipped")
     words = ("--master", spark.url, "--py-files", "headrace.zip")
-    for _ in copies(rack, brokers, driver, *words, PYSPARK_PYTHON=str(python)):
+    for _ in copies(rack, brokers, driver, *words, PYSPARK_PYTHON=str(python), PYTHONPATH="headrace.zip"):
         assert all(worker.pids(f"{python} -m pyspark.daemon") for worker in spark.workers)
 
 
