@@ -16,7 +16,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam demo-move demo-changes test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-splits soak-files soak-hybrid soak-changes soak-run soak-standby soak-tokens chaos fuzz values mutants requirements clean bench-files bench-changes test-clusters
+.PHONY: help demo demo-beam demo-move demo-changes test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-splits soak-files soak-hybrid soak-changes soak-run soak-standby soak-tokens chaos fuzz values mutants requirements clean bench-files bench-changes test-clusters bench-latency
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,7 +54,7 @@ lint: $(INSTALLED) ## Style, types, and the import rules between layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p headrace -p pyspark_headrace
-	$(BIN)/mypy --explicit-package-bases benchmarks/*.py benchmarks/restore/*.py benchmarks/chaos/*.py benchmarks/chaos/faults/*.py
+	$(BIN)/mypy --explicit-package-bases benchmarks/*.py benchmarks/restore/*.py benchmarks/delay/*.py benchmarks/chaos/*.py benchmarks/chaos/faults/*.py
 	$(BIN)/lint-imports
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m tests.helpers.typecheck
 
@@ -82,6 +82,9 @@ bench-growth: $(INSTALLED) ## What grows while a Beam pipeline reads 100 partiti
 
 bench-restore: $(INSTALLED) ## Kills and restores under load, alongside other systems (hours; QUICK=1 for ten minutes)
 	$(BIN)/python -m benchmarks.restore_throughput
+
+bench-latency: $(INSTALLED) ## Delay at 1,000 and 20,000 records/s alongside other systems, through a kill (hours; SECONDS=12 for a quarter of an hour, QUICK=1 for a trial)
+	$(BIN)/python -m benchmarks.latency
 
 bench-outage: $(INSTALLED) ## Brokers away for ten minutes, restarted one after another, and a fetch quota, under running jobs (25 minutes)
 	$(BIN)/python -m benchmarks.quota

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.delay.report import section as delay_section
 from benchmarks.plot import plot
 from benchmarks.restore.report import section as restore_section
 from benchmarks.spread import Spread
@@ -266,6 +267,7 @@ def report(results: Path, target: Path) -> Path:
             image = results / f"{group.replace(' ', '-')}.svg"
             _plot(chosen, title, image)
             lines += ["", f"## {title}", "", explained, "", *_table(chosen), "", f"![{title}]({image.relative_to(target)})"]
+    lines += delay_section(results, target)
     lines += restore_section(results, target)
     file = target / "RESULTS.md"
     file.write_text("\n".join(lines) + "\n")

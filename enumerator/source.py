@@ -189,6 +189,9 @@ class SourceReader(ABC, Generic[SplitT]):
     def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
         """The next batch, or None when nothing came within `timeout` seconds. The batch with `finished` is a split's last."""
 
+    def wake_up(self) -> None:
+        """Have `poll` return soon, the call under way or the next one. Called by any thread. Default: it waits to its end."""
+
     def checkpoint_completed(self, splits: Sequence[SplitT]) -> None:
         """These are durable positions of its splits, some of which may be finished. For what only their reader can publish.
 

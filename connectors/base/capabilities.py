@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
-from headrace.connectors.base.sink import Committer, HandleT, Outcome, RecordedEpoch, TwoPhaseSink
+from headrace.connectors.base.sink import CommitList, Committer, HandleT, Outcome, RecordedEpoch, TwoPhaseSink
 from headrace.enumerator.errors import StateError, UsageError
 
 _ReadHandleT = TypeVar("_ReadHandleT", contravariant=True)
@@ -179,6 +179,18 @@ class GroupedEnd(Protocol[_ReadHandleT]):
 
 
 @runtime_checkable
+class StagedRecord(Protocol[HandleT]):
+    """The slow part of a record can be done ahead of time. Without it: all of it is done by `Committer.record`."""
+
+    @abstractmethod
+    def stage(self, commits: CommitList[HandleT]) -> None:
+        """Write this list, so that a `Committer.record` of the same one has only to decide it. Until then it is not recorded:
+        another one may be staged or recorded instead, and a driver that takes over finds nothing of it. After an error `record`
+        does all of it again. Called after `Committer.fence`.
+        """
+
+
+@runtime_checkable
 class CopyPerSink(Protocol[HandleT]):
     """A committer of several sinks copies in one transaction for each of them. Without it: in one."""
 
@@ -271,6 +283,11 @@ def end_all(committer: Committer[HandleT], handles: Sequence[HandleT]) -> Sequen
     if isinstance(committer, GroupedEnd):
         return committer.end_all(handles)
     return [committer.end(handle) for handle in handles]
+
+
+def stage(committer: Committer[HandleT], commits: CommitList[HandleT]) -> None:
+    if isinstance(committer, StagedRecord):
+        committer.stage(commits)
 
 
 def copy_all(committer: Committer[HandleT], handles: Sequence[HandleT]) -> Sequence[HandleT]:

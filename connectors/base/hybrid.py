@@ -435,6 +435,10 @@ class HybridReader(SourceReader[HybridSplit]):
                 return SplitBatch(split, self._relabelled(batch.records), batch.finished)
         return None
 
+    def wake_up(self) -> None:
+        for stage in [*self._readers.values()]:  # its thread may change them meanwhile
+            stage.reader.wake_up()
+
     def checkpoint_completed(self, splits: Sequence[HybridSplit]) -> None:
         for number, stage in self._readers.items():
             stage.reader.checkpoint_completed([split.split for split in splits if split.stage == number])

@@ -388,6 +388,8 @@ class _Coordination:
                 self._worker_processes.kill(number)
             case run.RetireWorker(number):
                 self._in(self._commits, lambda: self._committer.retire(number))
+            case run.StageCheckpoint(checkpoint_id):
+                self._in(self._commits, lambda: self._committer.stage(checkpoint_id))
             case run.AssignSplits() | run.TakeSnapshot() | run.NotifyCheckpointStored() | run.StopWorker():
                 self._pool.send(command)
             case ev.ReportMissing() | ev.ReportDiscoveryFailure():

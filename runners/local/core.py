@@ -50,12 +50,15 @@ class RunSchedule:
     """When checkpoints are taken, in seconds, by Flink's names and defaults (`execution.checkpointing.*`).
 
     `tolerable_failed_checkpoints`: this many in a row may fail; one more fails the run.
+    `max_delay_s`: after the first rows since a checkpoint the next is taken this many seconds later, if it is not due before;
+    None: only by the interval. It is not Flink's.
     """
 
     interval_s: float
     min_pause_s: float = 0.0
     timeout_s: float = 600.0
     tolerable_failed_checkpoints: int = 0
+    max_delay_s: float | None = None
 
     @property
     def longest_wait_s(self) -> float:
@@ -115,6 +118,9 @@ class RunCore(Generic[SplitT, HandleT]):
         self._checkpoint_id = last_checkpoint_id
         self._gathering = True
         self._wanted = False
+        self._awaited = 0  # the checkpoint after which the first rows are waited with
+        self._written = False  # rows, since the snapshots of their workers
+        self._staged = 0
         self._paused = False
         self._stopping = False
         self._failures = 0
@@ -151,7 +157,9 @@ class RunCore(Generic[SplitT, HandleT]):
                 return [*(self._start(place) for place in range(len(self._slots))), run.Recover()]
             case run.RunRecovered():
                 return self._recovered()
-            case run.WorkerJoined() | run.WorkerSilent() | run.WorkerDied() | run.SplitDone() | run.WorkerSnapshotted():
+            case run.WorkerJoined() | run.WorkerSilent() | run.WorkerDied() | run.SplitDone():
+                return self._of_worker(event)
+            case run.WorkerWrote() | run.WorkerSnapshotted():
                 return self._of_worker(event)
             case run.CheckpointStored():
                 return self._stored(event)
@@ -162,6 +170,9 @@ class RunCore(Generic[SplitT, HandleT]):
             case run.CheckpointDue():
                 self._wanted = True
                 return [run.SetTimer(self._schedule.interval_s, event)]
+            case run.RowsDue(checkpoint_id):
+                self._wanted = self._wanted or checkpoint_id == self._checkpoint_id
+                return []
             case run.PauseOver():
                 self._paused = False
                 return []
@@ -200,11 +211,22 @@ class RunCore(Generic[SplitT, HandleT]):
                 return self._gather() if self._gathering else self._core(ev.ReaderRegistered(place))
             case run.SplitDone():
                 return self._core(ev.SplitFinished(place, event.split_id))
+            case run.WorkerWrote():
+                return self._wrote(place)
             case run.WorkerSnapshotted():
                 self._prepared += [run.WorkerHandle(event.number, handle) for handle in event.handles]
                 return self._core(ev.ReaderSnapshotted(place, event.checkpoint_id, event.states))
             case _:
                 assert_never(event)
+
+    def _wrote(self, place: int) -> list[run.RunCommand[SplitT, HandleT]]:
+        if place in self.coordinator.waiting_for:
+            return self._stage()  # the checkpoint under way has them
+        self._written = True
+        if self._schedule.max_delay_s is None or self._awaited == self._checkpoint_id + 1:
+            return []
+        self._awaited = self._checkpoint_id + 1
+        return [run.SetTimer(self._schedule.max_delay_s, run.RowsDue(self._checkpoint_id))]
 
     def _died(self, place: int, event: run.WorkerDied) -> list[run.RunCommand[SplitT, HandleT]]:
         self._slots[place] = _Slot()
@@ -257,10 +279,18 @@ class RunCore(Generic[SplitT, HandleT]):
         self._wanted = False
         self._checkpoint_id += 1
         self.phase = RunPhase.COLLECTING
+        has_rows, self._written = self._written or bool(self._prepared), False
         return [
             run.SetTimer(self._schedule.timeout_s, run.CheckpointTimedOut(self._checkpoint_id)),
+            *(self._stage() if has_rows else ()),
             *self._core(ev.CheckpointTriggered(self._checkpoint_id)),
         ]
+
+    def _stage(self) -> list[run.RunCommand[SplitT, HandleT]]:
+        if self._staged == self._checkpoint_id:
+            return []
+        self._staged = self._checkpoint_id
+        return [run.StageCheckpoint(self._checkpoint_id)]
 
     def _stored(self, event: run.CheckpointStored) -> list[run.RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.COMMITTING
@@ -385,7 +415,7 @@ class RunCore(Generic[SplitT, HandleT]):
 
 
 _OPEN = (RunPhase.RUNNING, RunPhase.COLLECTING, RunPhase.STORING, RunPhase.COMMITTING)
-_CHECKPOINT_TIMERS = (run.CheckpointDue, run.PauseOver, run.CheckpointTimedOut)
+_CHECKPOINT_TIMERS = (run.CheckpointDue, run.RowsDue, run.PauseOver, run.CheckpointTimedOut)
 _TRIGGERED = (RunPhase.COLLECTING, RunPhase.STORING)  # STORING: there is no worker to wait for
 
 RUN_TRANSITIONS: Transitions[RunPhase] = {
@@ -401,7 +431,8 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
         (phase, event): (phase,)
         for phase in _OPEN
         for event in (
-            *(run.SplitDone, run.WorkerSnapshotted, ev.SplitsDiscovered, ev.SplitsGone, ev.FinishedReported),
+            *(run.SplitDone, run.WorkerWrote, run.WorkerSnapshotted),
+            *(ev.SplitsDiscovered, ev.SplitsGone, ev.FinishedReported),
             *(ev.DiscoveryDue, *_CHECKPOINT_TIMERS, run.JoinTimeout),
         )
     },
@@ -411,7 +442,7 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
     # what lets a checkpoint start
     **{
         (RunPhase.RUNNING, event): (RunPhase.RUNNING, *_TRIGGERED)
-        for event in (run.CheckpointDue, run.PauseOver, ev.SplitsDiscovered, run.SplitDone)
+        for event in (run.CheckpointDue, run.RowsDue, run.PauseOver, ev.SplitsDiscovered, run.SplitDone)
     },
     # ENDED: before the first discovery there is nothing to store
     (RunPhase.RUNNING, run.StopRequested): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
@@ -426,7 +457,8 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
     **{
         (RunPhase.ENDED, event): (RunPhase.ENDED,)
         for event in (
-            *(run.WorkerJoined, run.WorkerSilent, run.WorkerDied, run.SplitDone, run.WorkerSnapshotted, run.StopRequested),
+            *(run.WorkerJoined, run.WorkerSilent, run.WorkerDied, run.SplitDone, run.WorkerWrote, run.WorkerSnapshotted),
+            run.StopRequested,
             *(run.RunRecovered, run.CheckpointStored, run.CheckpointIsNotStored, run.CheckpointCommitted),
             *(ev.SplitsDiscovered, ev.SplitsGone, ev.FinishedReported, ev.DiscoveryFailed, ev.DiscoveryDue),
             *(*_CHECKPOINT_TIMERS, run.RestartDue, run.JoinTimeout),

@@ -73,6 +73,13 @@ class SplitDone:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerWrote:
+    """The worker has written rows, the first since its last snapshot."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSnapshotted(Generic[SplitT, HandleT]):
     """Answer to TakeSnapshot: all that the worker has written is prepared, in `handles`, up to the positions in `states`.
 
@@ -114,6 +121,13 @@ class CheckpointDue:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsDue:
+    """The first rows since this checkpoint have waited for the longest delay, unless another was triggered since."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class PauseOver:
     """The minimum pause after the checkpoint before is over."""
 
@@ -142,9 +156,9 @@ class StopRequested:
     """Stop with a savepoint: take a last checkpoint, commit it, end."""
 
 
-RunTimer = CheckpointDue | PauseOver | CheckpointTimedOut | RestartDue | JoinTimeout | ev.DiscoveryDue
+RunTimer = CheckpointDue | RowsDue | PauseOver | CheckpointTimedOut | RestartDue | JoinTimeout | ev.DiscoveryDue
 
-WorkerEvent = WorkerJoined | WorkerSilent | WorkerDied | SplitDone | WorkerSnapshotted[SplitT, HandleT]
+WorkerEvent = WorkerJoined | WorkerSilent | WorkerDied | SplitDone | WorkerWrote | WorkerSnapshotted[SplitT, HandleT]
 
 RunEvent = (
     RunStarted
@@ -194,6 +208,13 @@ class AssignSplits(Generic[SplitT]):
 
     number: int
     splits: tuple[SplitT, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageCheckpoint:
+    """Workers prepare rows for this checkpoint now. Meanwhile the part of its commit that does not depend on them is done."""
+
+    checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +296,7 @@ RunCommand = (
     | KillWorker
     | RetireWorker
     | AssignSplits[SplitT]
+    | StageCheckpoint
     | TakeSnapshot
     | NotifyCheckpointStored
     | StopWorker

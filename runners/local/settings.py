@@ -35,6 +35,9 @@ class RunSettings:
       the same folder is refused; in a store, from another machine, the one that is started last continues, and the other ends.
     - `interval_s` (`execution.checkpointing.interval`): from one checkpoint to the next, default 10. Rows become visible by it.
     - `min_pause_s` (`execution.checkpointing.min-pause`): from the end of one to the next, default 0.
+    - `max_delay_s` (`execution.checkpointing.max-delay`): from the first row since a checkpoint to the next one, where that is
+      sooner than by the interval; default None, not. It is not Flink's. Rows become visible soon then, and a run without rows
+      takes no more checkpoints than the interval asks for.
     - `timeout_s` (`execution.checkpointing.timeout`): one that takes longer has failed, default 600. What a sink does before
       the checkpoint can be stored, such as a merge of changes into a table, is part of it.
     - `tolerable_failed_checkpoints` (`execution.checkpointing.tolerable-failed-checkpoints`): in a row, default 0.
@@ -68,6 +71,7 @@ class RunSettings:
     heartbeat_interval_s: float = 10.0
     heartbeat_timeout_s: float = 50.0
     restart: RestartStrategy = field(default_factory=ExponentialDelay)
+    max_delay_s: float | None = None
     metrics_port: int | None = None
     metrics_address: str = "127.0.0.1"
 
@@ -88,6 +92,8 @@ class RunSettings:
         for name in ("interval_s", "timeout_s", "heartbeat_interval_s"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be more than 0 seconds, not {getattr(self, name)}")
+        if self.max_delay_s is not None and not 0 <= self.max_delay_s <= self.interval_s:
+            raise UsageError(f"max_delay_s must be from 0 to interval_s ({self.interval_s}), not {self.max_delay_s}")
         for name in ("min_pause_s", "tolerable_failed_checkpoints"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} must be at least 0, not {getattr(self, name)}")
@@ -105,6 +111,8 @@ class RunSettings:
                 raise UsageError(f"{name} must be a whole number, not {value!r}")
         for name in _DURATIONS.values():
             value = getattr(self, name)
+            if value is None and name == "max_delay_s":
+                continue
             if type(value) not in (int, float) or value in (math.inf, -math.inf):
                 raise UsageError(f"{name} must be a number of seconds, not {value!r}")
         if not isinstance(self.restart, RestartStrategy):
@@ -130,7 +138,9 @@ class RunSettings:
     @property
     def schedule(self) -> RunSchedule:
         """When checkpoints are taken."""
-        return RunSchedule(self.interval_s, self.min_pause_s, self.timeout_s, self.tolerable_failed_checkpoints)
+        return RunSchedule(
+            self.interval_s, self.min_pause_s, self.timeout_s, self.tolerable_failed_checkpoints, self.max_delay_s
+        )
 
 
 _CHECKPOINTING = "execution.checkpointing."
@@ -138,6 +148,7 @@ _RESTART = "restart-strategy."
 _DURATIONS: Mapping[str, str] = {
     f"{_CHECKPOINTING}interval": "interval_s",
     f"{_CHECKPOINTING}min-pause": "min_pause_s",
+    f"{_CHECKPOINTING}max-delay": "max_delay_s",
     f"{_CHECKPOINTING}timeout": "timeout_s",
     "heartbeat.interval": "heartbeat_interval_s",
     "heartbeat.timeout": "heartbeat_timeout_s",

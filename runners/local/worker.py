@@ -115,6 +115,7 @@ class _Worker:
         self._stream = stream
         self._messages: RunMessages[Any, Any] = RunMessages(self._pipeline.source.split_serializer, self._outputs.handles)
         self._reader = self._pipeline.source.create_reader()
+        self._stream.wakes(self._reader.wake_up)
         self._progress: ReaderProgress[Any] = ReaderProgress()
         self._reported: dict[int, Mapping[str, SplitState[Any]]] = {}
         self._transactions: dict[str, Transaction[Any]] = {}
@@ -178,6 +179,10 @@ class _Worker:
             self._stream.send(pb.FromWorker(split_finished=pb.SplitFinished(split_id=batch.split.split_id)))
 
     def _written(self, name: str) -> Transaction[Any]:
+        from headrace.runners.local.wire import run_pb2 as pb
+
+        if not self._transactions:
+            self._stream.send(pb.FromWorker(rows_written=pb.RowsWritten()))
         if name not in self._transactions:
             sink = self._outputs.sinks[name]
             capabilities.reached(sink)  # by the coordinator, which has recovered before there was a split to read

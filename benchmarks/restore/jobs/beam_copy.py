@@ -40,7 +40,7 @@ def build(pipeline: Any, settings: dict[str, Any]) -> None:  # noqa: ANN401 - Be
         output="arrow",
         columns=["key", "value"],
         dynamic_read_poll_interval_seconds=DISCOVERY_S,
-        read_s=READ_S,
+        read_s=settings.get("read_s", READ_S),
     )
     prefix = settings["name"]
     _ = batches | WriteToKafka(
@@ -64,7 +64,11 @@ def main(settings: dict[str, Any]) -> None:
         mark(settings, "session")
         newest = newest_checkpoint(state / "checkpoints")
         savepoint = None if newest is None else newest.as_uri()
-        pipeline = beam.Pipeline(options=PipelineOptions(flink.options(checkpoint_ms=CHECKPOINT_MS, savepoint=savepoint)))
+        pipeline = beam.Pipeline(
+            options=PipelineOptions(
+                flink.options(checkpoint_ms=settings.get("interval_ms", CHECKPOINT_MS), savepoint=savepoint)
+            )
+        )
         build(pipeline, settings)
         flink.submit(pipeline)
         mark(settings, "query")

@@ -18,7 +18,7 @@ from members import run_members
 
 CHUNK = 10_000
 POLL_S = 0.05
-COMMIT_EVERY_S = 0.5
+COMMIT_EVERY_MS = 500
 LOOK_EVERY_S = 1.0
 TIMEOUT_S = 60.0
 PASSING = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
@@ -59,9 +59,10 @@ class Copier:
     def run(self) -> None:
         """Until killed."""
         committed_at, copied, first = time.monotonic(), 0, True
+        every_s = self._told.get("interval_ms", COMMIT_EVERY_MS) / 1000
         while True:
             self._look_for_partitions()
-            for message in self._consumer.consume(CHUNK, POLL_S):
+            for message in self._consumer.consume(CHUNK, min(POLL_S, every_s / 4)):
                 if (error := message.error()) is not None:
                     if error.code() in PASSING:
                         continue
@@ -69,7 +70,7 @@ class Copier:
                 self._send(message.value(), message.key())
                 copied += 1
             self._producer.poll(0)
-            if copied and time.monotonic() - committed_at >= COMMIT_EVERY_S:
+            if copied and time.monotonic() - committed_at >= every_s:
                 self.commit()
                 committed_at, copied = time.monotonic(), 0
                 if first:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-CHECKPOINT_INTERVAL = "500 ms"
+CHECKPOINT_MS = 500
 RESTART_DELAY = "100 ms"
 TABLE = "CREATE TABLE {name} (k BYTES, v BYTES) WITH ({options})"
 COPY = "INSERT INTO output_topic SELECT k, v FROM input_topic"
@@ -19,11 +19,11 @@ def checkpoints(request: dict[str, Any]) -> Path:
 
 
 def settings(request: dict[str, Any]) -> dict[str, str]:
-    """Of the job: two cores, a checkpoint twice a second."""
+    """Of the job: two cores, a checkpoint twice a second, or every `interval_ms`."""
     return {
         "pipeline.object-reuse": "true",
         "parallelism.default": str(request["parallelism"]),
-        "execution.checkpointing.interval": CHECKPOINT_INTERVAL,
+        "execution.checkpointing.interval": f"{request.get('interval_ms', CHECKPOINT_MS)} ms",
         "execution.checkpointing.mode": "EXACTLY_ONCE",
         "execution.checkpointing.dir": checkpoints(request).as_uri(),
         "execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION",

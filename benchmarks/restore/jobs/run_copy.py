@@ -1,4 +1,4 @@
-"""`headrace run`: a topic copied exactly once, without an engine, with a checkpoint every 100 ms.
+"""`headrace run`: a topic copied exactly once, without an engine, with a checkpoint every 100 ms, or every `interval_ms`.
 
     python run_copy.py <json>, a Job (systems.py)
 
@@ -11,17 +11,18 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
-INTERVAL = "100 ms"
+INTERVAL_MS = 100
 COMMAND_LINE = "from headrace.cli import main; main()"
 
 
-def main(settings: dict[str, str]) -> None:
+def main(settings: dict[str, Any]) -> None:
     """Does not return."""
     pipeline = Path(__file__).with_name("run_pipeline.py")
     arguments = ["run", f"{pipeline}:pipeline", "--workers", str(settings["parallelism"])]
     arguments += ["--checkpoints", str(Path(settings["state"], "checkpoints"))]
-    arguments += ["--config", f"execution.checkpointing.interval={INTERVAL}"]
+    arguments += ["--config", f"execution.checkpointing.interval={settings.get('interval_ms', INTERVAL_MS)} ms"]
     command = [sys.executable, "-c", COMMAND_LINE, *arguments]
     os.execve(sys.executable, command, os.environ | {"RESTORE_JOB": json.dumps(settings)})  # noqa: S606 - ourselves
 

@@ -67,6 +67,7 @@ class Fetcher:
         self._in_call: set[Work] = set()
         self._crash: BaseException | None = None
         self._closed = False
+        self._woken = False
         self._pid = os.getpid()
         with self._lock:
             for source in sources:
@@ -103,14 +104,22 @@ class Fetcher:
                 if self._crash is not None:
                     raise RuntimeError("a thread of the fetcher died, which is a bug") from self._crash
                 left = deadline - time.monotonic()
-                if left <= 0 or self._closed or not len(self._plan):
+                if left <= 0 or self._closed or self._woken or not len(self._plan):
+                    self._woken = False
                     return None
                 self._to_reader.wait(left)
+            self._woken = False
             item = self._queue.popleft()
             if isinstance(item, FetchedData):
                 self._queued_bytes -= len(item.records)
                 self._wake_starved()
             return item
+
+    def wake_up(self) -> None:
+        """Have `poll` return what there is, the call under way or the next one. Called by any thread."""
+        with self._lock:
+            self._woken = True
+            self._to_reader.notify_all()
 
     def assign(self, sources: Iterable[FetchFrom]) -> None:
         """Fetch more partitions, or some already under way from other offsets; what was fetched of these is dropped."""

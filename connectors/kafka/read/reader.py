@@ -119,6 +119,13 @@ class KafkaReader(SourceReader[KafkaSplit]):
             return self.poll(0.0) if self._ended else None
         return self._decode()
 
+    def wake_up(self) -> None:
+        fetcher = self._fetcher
+        if fetcher is None or not self._splits:
+            self._closed.put(None)
+        else:
+            fetcher.wake_up()
+
     def close(self) -> None:
         """Stop the fetching threads. A signal handler may, too: so `poll` may find this done at any place."""
         self._closed.put(None)

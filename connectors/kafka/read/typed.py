@@ -191,6 +191,9 @@ class TypedReader(SourceReader[KafkaSplit]):
                 self._note(bad)
                 return replace(batch, records=records)
 
+    def wake_up(self) -> None:
+        self._reader.wake_up()
+
     def close(self) -> None:
         self._reader.close()
 

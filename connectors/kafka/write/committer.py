@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from headrace.connectors.base.capabilities import Confirmation, GroupedEnd, another_write
+from headrace.connectors.base.capabilities import Confirmation, GroupedEnd, StagedRecord, another_write
 from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.sink import CommitList, Committer, Outcome, RecordedEpoch
 from headrace.connectors.kafka.write.commit_log import CommitLog
@@ -66,7 +66,7 @@ def _budget(found: TransactionDescription, now_ms: int) -> _Budget:
     return _Budget(budget_ms, found.timeout_ms, name)
 
 
-class KafkaCommitter(Committer[KafkaHandle], GroupedEnd[KafkaHandle], Confirmation[KafkaHandle]):
+class KafkaCommitter(Committer[KafkaHandle], GroupedEnd[KafkaHandle], Confirmation[KafkaHandle], StagedRecord[KafkaHandle]):
     """Ends a job's transactions."""
 
     def __init__(self, sink: CommittingSink, job: str) -> None:
@@ -130,7 +130,18 @@ class KafkaCommitter(Committer[KafkaHandle], GroupedEnd[KafkaHandle], Confirmati
 
     def record(self, commits: CommitList[KafkaHandle]) -> None:
         """Write it to the commit topic, in a transaction of the driver's own."""
-        self._log.write(LISTS.serialize(replace(commits, destination=self._names.destination, targets=self._targets(commits))))
+        self._log.write(self._serialized(commits))
+
+    def stage(self, commits: CommitList[KafkaHandle]) -> None:
+        """Write it, in a transaction of the driver's that `record` commits."""
+        last = self._last
+        try:
+            self._log.stage(self._serialized(commits))
+        finally:
+            self._last = last
+
+    def _serialized(self, commits: CommitList[KafkaHandle]) -> bytes:
+        return LISTS.serialize(replace(commits, destination=self._names.destination, targets=self._targets(commits)))
 
     def _targets(self, commits: CommitList[KafkaHandle]) -> tuple[str, ...] | None:
         """The topics that the epoch was written to, also of what is committed already and no longer in the list."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import BrokerError, broker_error
@@ -34,6 +35,15 @@ _HAS_WRITTEN = ("PrepareCommit", "CompleteCommit")
 _MOST_QUICK_FAILURES = 3  # before its timeout a write is aborted by no outage
 
 
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A transaction of the driver's, which has this value and nothing else, all acknowledged."""
+
+    value: bytes | None
+    producer: Producer
+    parts: frozenset[str]
+
+
 class DriverLog:
     """The list of one job at one destination, and its driver's right to write it. Used by one thread."""
 
@@ -43,6 +53,8 @@ class DriverLog:
         self._recorded: bytes | None = None
         self._producer: Producer | None = None
         self._protocol = TransactionProtocol.V1
+        self._staged: _Open | None = None
+        self._may_be_open = False
 
     def fence(self) -> bytes | None:
         """Shut other drivers of the job out; then the job's durable list.
@@ -56,6 +68,7 @@ class DriverLog:
         return self._recorded
 
     def _take_over_and_read(self) -> None:
+        self._staged, self._may_be_open = None, False
         self._producer = self._transactions.init(self._names.driver, _DRIVER_TIMEOUT_MS)
         key, records = self._names.key, self._log.proved_records()
         self._recorded = list_of(key, records)
@@ -116,6 +129,14 @@ class DriverLog:
                 self._recorded = value
                 return
 
+    def stage(self, value: bytes) -> None:
+        """Write it as `write` does, and do not commit it yet: that is left to `write` of the same value.
+
+        Readers of the commit topic wait for it meanwhile, at most for the transaction's timeout. After an error, which may be
+        any of the client's, `write` starts over.
+        """
+        self._staged = self._begun(value)
+
     def _refuse_rival(self, value: bytes | None, error: BrokerError) -> None:
         """Raise FencedError if another driver has taken the id over, or has changed the list; else take it again, and read."""
         own, before = self._producer, self._recorded
@@ -146,10 +167,21 @@ class DriverLog:
         self.remove()
 
     def _write(self, value: bytes | None) -> None:
+        staged, self._staged = self._staged, None
+        written = staged if staged is not None and staged.value == value else self._begun(value)
+        answer, self._producer = self._transactions.end(written.producer, self._protocol, TransactionResult.COMMIT)
+        if answer is not Answer.DONE:
+            code = ErrorCode.PRODUCER_FENCED if answer is Answer.UNKNOWN else ErrorCode.INVALID_TXN_STATE
+            raise broker_error(code, f"writing the list of transactions of job {self._names.job!r}")
+        self._parts, self._may_be_open = written.parts, False
+
+    def _begun(self, value: bytes | None) -> _Open:
         assert self._producer is not None
-        if self._protocol is TransactionProtocol.V1:
+        if self._protocol is TransactionProtocol.V1 or self._may_be_open:
             # A delayed EndTxn of the write before could end this one (KAFKA-17754); version 2 bumps the epoch with each.
+            # What was staged, and is not to be committed, is aborted by it.
             self._producer = self._transactions.renew(self._producer, _DRIVER_TIMEOUT_MS)
+        self._staged, self._may_be_open = None, True
         producer = self._producer
         records = split(self._names.key, value, self._parts)
         rows = record_rows(records)
@@ -163,11 +195,8 @@ class DriverLog:
             sender.flush()
         finally:
             sender.close()
-        answer, self._producer = self._transactions.end(producer, self._protocol, TransactionResult.COMMIT)
-        if answer is not Answer.DONE:
-            code = ErrorCode.PRODUCER_FENCED if answer is Answer.UNKNOWN else ErrorCode.INVALID_TXN_STATE
-            raise broker_error(code, f"writing the list of transactions of job {self._names.job!r}")
-        self._parts = frozenset(name for name, data in records.items() if SEPARATOR in name and data is not None)
+        parts = frozenset(name for name, data in records.items() if SEPARATOR in name and data is not None)
+        return _Open(value, producer, parts)
 
     def _fenced(self) -> FencedError:
         return FencedError(f"another driver of job {self._names.job!r} claimed it: this one must stop, and has changed nothing")

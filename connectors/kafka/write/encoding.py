@@ -63,9 +63,15 @@ class TopicRows:
                 self._encoders[topic] = self._encoder(partitions)
             sender.send(topic, self._out(topic, self._encoders[topic].append(part, now_ms)))
 
-    def flush(self, sender: BatchSender) -> None:
+    def push(self, sender: BatchSender) -> None:
+        """Send all rows, full batches or not."""
         for topic, encoder in self._encoders.items():
             sender.send(topic, self._out(topic, encoder.flush()))
+        sender.push()
+
+    def flush(self, sender: BatchSender) -> None:
+        """`push`, and wait until all is acknowledged."""
+        self.push(sender)
         sender.flush()
 
     def _out(self, topic: str, encoded: Sequence[EncodedBatch]) -> list[OutBatch]:

@@ -146,6 +146,10 @@ class BatchSender:
         parts = halved(batch.data, self._cluster.config)
         return [OutBatch(batch.partition, part.data, part.records) for part in parts]
 
+    def push(self) -> None:
+        """Send what is queued, and wait for no acknowledgement of it. Raises what `flush` raises."""
+        self._pump(_MAX_IN_FLIGHT - 1)
+
     def flush(self) -> None:
         """Return when everything is acknowledged by all in-sync replicas.
 

@@ -28,6 +28,10 @@ from headrace.enumerator.errors import DeadlineExceededError, HeadraceError, Sta
 
 log = logging.getLogger(__name__)
 
+_LINGER_S = 0.05
+"""Rows are sent no later than this after the previous ones, though their batches are not full: the first ones at once. So a
+transaction that is prepared has little left to send, and its partitions know it."""
+
 
 class TransactionalSink(Protocol):
     """What transactions and committers have to know of their `KafkaSink`."""
@@ -68,6 +72,7 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         self._started_ms = 0
         self._sender: BatchSender | None = None
         self._rows: TopicRows | None = None
+        self._pushed_s = 0.0
         self._whole = AllOrNothing(sink.config.bootstrap, f"the transaction of {attempt}", self.abort)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -82,6 +87,9 @@ class KafkaTransaction(Transaction[KafkaHandle]):
             sender, topics = self._begun()
             with self._explaining():
                 topics.write(rows, sender, dead)
+                if (now_s := time.monotonic()) - self._pushed_s > _LINGER_S:
+                    self._pushed_s = now_s
+                    topics.push(sender)
 
     def prepare(self) -> KafkaHandle | None:
         self._whole.check()

@@ -63,6 +63,7 @@ class RunCommitter(
         self._clock, self._draw, self._is_stored = clock, draw, is_stored
         self._fenced = False
         self._proposed: Checkpoint[SplitT] | None = None
+        self._staged = (0, 0)  # a checkpoint, and its epoch
         # Number of a dead worker -> when it is to be cleaned up again, None at once. What an earlier lifetime has left is dead,
         # too.
         self._due_s: dict[int, tuple[float, ...] | None] = {
@@ -89,6 +90,17 @@ class RunCommitter(
             if not can_pass(error):
                 raise
             log.warning("what worker %d has left is aborted later: %s", number, error)
+
+    def stage(self, checkpoint_id: int) -> None:
+        """Rows of this checkpoint are being prepared: meanwhile the sink that records it first is given its epoch."""
+        if not self._fenced:
+            return
+        self._staged = (0, 0)
+        self._staged = (checkpoint_id, self._epoch_of(checkpoint_id))
+        try:
+            self._state.outputs[0].strategy.stage(self._staged[1])
+        except HeadraceError as error:
+            log.debug("checkpoint %d is recorded without having been staged: %s", checkpoint_id, error)
 
     def propose(self, positions: Checkpoint[SplitT]) -> None:
         self._proposed = positions
@@ -150,12 +162,11 @@ class RunCommitter(
         """The checkpoint to be stored. Its epoch is in the lower half of its number's: those of copies come behind it."""
         assert commits.epoch is not None, "a run's lists are its checkpoints"
         before = self._state.epoch
-        first = commits.epoch << EPOCH_BITS
         stored = self._state.stored
         has_moved = stored is None or stored.positions.splits != positions.splits
         recording = {output.name for output in self._state.outputs if output.records_all_epochs and has_moved}
         is_reported = bool(commits.handles or recording)
-        epoch = max(first + self._draw() % (1 << EPOCH_BITS - 1), before + 1) if is_reported else before
+        epoch = self._epoch_of(commits.epoch) if is_reported else before
         by_output = {}
         for place, output in enumerate(self._state.outputs):
             last = self._state.epochs(output).last
@@ -167,6 +178,13 @@ class RunCommitter(
         replaced = () if stored is None else stored.replaced
         still = tuple(each for each in replaced if each >> EPOCH_BITS in numbers)
         return RunCheckpoint(positions, commits.handles, not is_reported, epoch, before, by_output, still)
+
+    def _epoch_of(self, checkpoint_id: int) -> int:
+        """As it was staged, or a new one."""
+        staged, epoch = self._staged
+        if staged == checkpoint_id and epoch > self._state.epoch:
+            return epoch
+        return max((checkpoint_id << EPOCH_BITS) + self._draw() % (1 << EPOCH_BITS - 1), self._state.epoch + 1)
 
     def _with_copies(
         self, stored: RunCheckpoint[SplitT, HandleT], copies: Sequence[WorkerHandle[Any]]

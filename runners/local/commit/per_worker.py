@@ -35,6 +35,9 @@ class PerWorkerCommit(CommitStrategy[HandleT]):
         """The epoch alone: it shuts older coordinators out."""
         return CommitList(epoch, (), completed=True)
 
+    def stage(self, epoch: int) -> None:
+        capabilities.stage(self._driver, self.listed(epoch, ()))
+
     def check(self, handles: Sequence[WorkerHandle[HandleT]]) -> None:
         """Raise RetriableError for one that cannot be committed any more."""
         try:

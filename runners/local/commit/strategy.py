@@ -52,6 +52,9 @@ class CommitStrategy(ABC, Generic[HandleT]):
     def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
         """What the sink records of a checkpoint."""
 
+    def stage(self, epoch: int) -> None:
+        """What the sink is to record of a checkpoint soon. Nothing where that depends on what workers prepare."""
+
     @abstractmethod
     def check(self, handles: Sequence[WorkerHandle[HandleT]]) -> None:
         """Raise unless all are still prepared."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 
@@ -27,6 +27,7 @@ class WorkerStream:
     def __init__(self, address: str, number: int, version: str, heartbeat_s: float) -> None:
         self._inbox: queue.SimpleQueue[pb.ToWorker] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[pb.FromWorker | None] = queue.SimpleQueue()
+        self._wake_up: Callable[[], None] = lambda: None
         self._closing = threading.Event()
         self._closed = threading.Event()
         self._outbox.put(hello(number, version))
@@ -35,6 +36,10 @@ class WorkerStream:
         answers: Iterator[pb.ToWorker] = stub.Work(iter(self._outbox.get, None), wait_for_ready=True)
         threading.Thread(target=self._listen, args=(answers,), daemon=True).start()
         threading.Thread(target=self._heartbeat, args=(heartbeat_s,), daemon=True).start()
+
+    def wakes(self, wake_up: Callable[[], None]) -> None:
+        """From now on `wake_up` is called, by another thread, when something has come."""
+        self._wake_up = wake_up
 
     def received(self) -> Iterator[pb.ToWorker]:
         """What has come since; does not wait."""
@@ -56,6 +61,7 @@ class WorkerStream:
         try:
             for answer in answers:
                 self._inbox.put(answer)
+                self._wake_up()
         except grpc.RpcError:
             pass  # the coordinator is gone, or has refused us, which it has logged
         self._closed.set()

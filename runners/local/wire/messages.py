@@ -14,7 +14,7 @@ from headrace.enumerator.split import SplitT
 from headrace.runners.local.events import WorkerSnapshotted
 from headrace.runners.local.wire import run_pb2 as pb
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised with every change of what a message means; both sides must have the same."""
 
 

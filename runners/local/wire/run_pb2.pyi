@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromWorker(_message.Message):
-    __slots__ = ("hello", "heartbeat", "split_finished", "worker_snapshotted", "failed")
+    __slots__ = ("hello", "heartbeat", "split_finished", "worker_snapshotted", "failed", "rows_written")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FINISHED_FIELD_NUMBER: _ClassVar[int]
     WORKER_SNAPSHOTTED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    ROWS_WRITTEN_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     split_finished: SplitFinished
     worker_snapshotted: WorkerSnapshotted
     failed: Failed
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., split_finished: _Optional[_Union[SplitFinished, _Mapping]] = ..., worker_snapshotted: _Optional[_Union[WorkerSnapshotted, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+    rows_written: RowsWritten
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., split_finished: _Optional[_Union[SplitFinished, _Mapping]] = ..., worker_snapshotted: _Optional[_Union[WorkerSnapshotted, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., rows_written: _Optional[_Union[RowsWritten, _Mapping]] = ...) -> None: ...
 
 class ToWorker(_message.Message):
     __slots__ = ("welcome", "assign_splits", "take_snapshot", "checkpoint_stored", "stop_worker")
@@ -84,6 +86,10 @@ class SplitState(_message.Message):
     split: bytes
     finished: bool
     def __init__(self, split: _Optional[bytes] = ..., finished: bool = ...) -> None: ...
+
+class RowsWritten(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("error", "final", "unclassified")

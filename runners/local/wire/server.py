@@ -17,7 +17,7 @@ import grpc
 from headrace.connectors.base.sink import HandleT
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.split import SplitT
-from headrace.runners.local.events import SplitDone, WorkerEvent, WorkerJoined, WorkerSilent
+from headrace.runners.local.events import SplitDone, WorkerEvent, WorkerJoined, WorkerSilent, WorkerWrote
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire import run_pb2_grpc
 from headrace.runners.local.wire.messages import RunMessages, check_hello
@@ -145,6 +145,8 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
                 pass
             case "split_finished":
                 self._emit(SplitDone(number, message.split_finished.split_id))
+            case "rows_written":
+                self._emit(WorkerWrote(number))
             case "worker_snapshotted":
                 self._emit(self._messages.reported(number, message.worker_snapshotted))
             case "failed":

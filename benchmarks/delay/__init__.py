@@ -1,0 +1,1 @@
+"""The parts of `latency.py`: load, probe, judge, systems, report."""
