@@ -2,8 +2,8 @@
 
     python -m benchmarks.latency [--quick] [--only headrace-run-50,flink-50] [--seconds 600] [--again]
 
-A run is one system at 1,000 and at 20,000 records/s of 100 B, and then a SIGKILL; a JSON in `benchmarks/results/delay`. One that
-is there, valid and measured for as long, is not made again. RESULTS.md is made from the files.
+A run is one system at 1,000 and at 20,000 records/s of 100 B, and then a SIGKILL; a JSON in `results/delay`. One that is
+there, valid and measured for as long, is not made again. RESULTS.md is made from the files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headrace.testing.servers.kafka import start_broker
 HERE = Path(__file__).parent
 BROKER_HEAP = ("-Xms1g", "-Xmx1g")
 SECONDS, QUICK_SECONDS = 600.0, 8.0
-WARM_UP_S, QUICK_WARM_UP_S = 20.0, 4.0
+WARM_UP_S, SHORT_WARM_UP_S = 20.0, 5.0
 LONG_S = 60.0
 console = Console()
 
@@ -49,7 +49,7 @@ def main(
     if unknown := [name for name in names if name not in BY_NAME]:
         raise typer.BadParameter(f"no such system: {', '.join(unknown)}; there are {', '.join(BY_NAME)}")
     steady_s = seconds or (QUICK_SECONDS if quick else SECONDS)
-    timing = Timing(WARM_UP_S if steady_s >= LONG_S else QUICK_WARM_UP_S, steady_s)
+    timing = Timing(WARM_UP_S if steady_s >= LONG_S else SHORT_WARM_UP_S, steady_s)
     wanted = [BY_NAME[name] for name in names if again or not _has_valid(_file(results, name), steady_s)]
     failed = 0 if report_only or not wanted else _run(wanted, timing, results)
     written = report(results, results if quick else HERE)
@@ -86,6 +86,7 @@ def _run(subjects: Sequence[Subject], timing: Timing, results: Path) -> int:
             else:
                 write_whole(_file(results, subject.name), json.dumps({**document, "environment": facts}, indent=1) + "\n")
                 console.print(summary([document]))
+                console.print("".join(f"not valid: {each}\n" for each in document["wrong"]), markup=False)
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
     return failed

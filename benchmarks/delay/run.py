@@ -118,13 +118,17 @@ def run(bootstrap: str, subject: Subject, timing: Timing, directory: Path, tell:
 
 @dataclass(frozen=True)
 class Window:
-    """Records that were due in this time, in monotonic nanoseconds. `cpu_s`: what the system took of the processors."""
+    """Records that were due in this time, in monotonic nanoseconds. `cpu_s`: what the system took of the processors.
+
+    `lag`: at its end, in records; large where a system does not keep up, or has not caught up after the kill.
+    """
 
     name: str
     rate: int
     since_ns: int
     until_ns: int
     cpu_s: Mapping[str, float]
+    lag: int
 
 
 def _measure(rig: Rig, timing: Timing, tell: Tell) -> list[Window]:
@@ -140,16 +144,15 @@ def _measure(rig: Rig, timing: Timing, tell: Tell) -> list[Window]:
         since_ns, before = time.monotonic_ns(), rig.tree.cpu_seconds()
         rig.wait(timing.steady_s)
         used = {kind: round(after - before[kind], 2) for kind, after in rig.tree.cpu_seconds().items()}
-        windows.append(Window("steady", rate, since_ns, time.monotonic_ns(), used))
+        windows.append(Window("steady", rate, since_ns, time.monotonic_ns(), used, rig.lag))
     tell("is killed")
     since_ns = time.monotonic_ns()
     rig.restart()
-    if not _catches_up(rig):
-        raise RuntimeError(f"the lag is {rig.lag} {RESTORE_S:g} s after the kill:\n{rig.tree.log_tail()}")
-    return [*windows, Window("kill", RATES[-1], since_ns, time.monotonic_ns(), {})]
+    _catch_up(rig)
+    return [*windows, Window("kill", RATES[-1], since_ns, time.monotonic_ns(), {}, rig.lag)]
 
 
-def _catches_up(rig: Rig) -> bool:
+def _catch_up(rig: Rig) -> None:
     small_since: list[float] = []
 
     def caught_up() -> bool:
@@ -160,7 +163,7 @@ def _catches_up(rig: Rig) -> bool:
         return bool(small_since) and time.monotonic() - small_since[0] > CAUGHT_UP_S
 
     rig.wait(CAUGHT_UP_S)
-    return rig.wait_for(caught_up, RESTORE_S)
+    rig.wait_for(caught_up, RESTORE_S)
 
 
 def _drain(rig: Rig) -> list[int]:
@@ -207,6 +210,7 @@ def _figures(windows: list[Window], seen: Seen, stamps: np.ndarray, flaws: Flaws
                 "delay_ms": delays_ms(seen, window.since_ns, window.until_ns),
                 "load_ms": lateness,
                 "cpu_s": dict(window.cpu_s),
+                "lag": window.lag,
             }
         )
     return {"windows": found, "flaws": flaws.counts(), "clean": flaws.clean, "wrong": wrong, "valid": not wrong}

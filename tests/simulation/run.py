@@ -40,7 +40,7 @@ ROUNDS = 60
 
 _SPREAD = 0x9E3779B1  # the golden ratio's
 _POSITIONS = CheckpointSerializer("memory", MemorySplitSerializer())
-_SCHEDULE = RunSchedule(1.0, 0.0, 10.0, tolerable_failed_checkpoints=2)
+_SCHEDULE = RunSchedule(1.0, 0.0, 10.0, tolerable_failed_checkpoints=2, max_delay_s=0.1)
 
 
 class BrokenPromiseError(AssertionError):
@@ -195,6 +195,8 @@ class Worker:
             self.simulation.happened["waits for a lock"] += 1
             self.waits_for = (split.split_id, split.next_offset)
             return
+        if not self.open:
+            self.outbox.append(events.WorkerWrote(self.number))
         for offset in range(split.next_offset, stop):
             name = self.simulation.output_of(split.split_id, offset)
             if name not in self.open:
@@ -248,7 +250,9 @@ class Lifetime:
         self.workers: dict[int, Worker] = {}
         self.events: deque[Any] = deque()
         self.timers: list[Any] = []
-        self.commits: deque[events.Recover | events.CommitCheckpoint[Any, Any] | events.RetireWorker] = deque()
+        self.commits: deque[
+            events.Recover | events.StageCheckpoint | events.CommitCheckpoint[Any, Any] | events.RetireWorker
+        ] = deque()
         self.stored_id = 0
         self.retired: set[str] = set()
         self.ended: Exception | str = ""
@@ -265,9 +269,9 @@ class Lifetime:
     def perform(self, command: Any) -> None:
         match command:
             case events.Recover() | events.CommitCheckpoint():
-                assert all(isinstance(work, events.RetireWorker) for work in self.commits)
+                assert all(isinstance(work, events.RetireWorker | events.StageCheckpoint) for work in self.commits)
                 self.commits.append(command)
-            case events.RetireWorker():
+            case events.RetireWorker() | events.StageCheckpoint():
                 self.commits.append(command)
             case events.SetTimer(_, timer):
                 self.timers.append(timer)
@@ -317,6 +321,8 @@ class Lifetime:
                 case events.RetireWorker(number):
                     self.committer.retire(number)
                     self.retired.update(self.store.registry.job(number, name) for name in self.simulation.outputs.sinks)
+                case events.StageCheckpoint(checkpoint_id):
+                    self.committer.stage(checkpoint_id)
                 case events.Recover():
                     self.job.recover()
                     self.events.append(events.RunRecovered())
@@ -409,7 +415,8 @@ class RunSimulation:
 
     def interval(self) -> None:
         """The timers of an ordinary checkpoint."""
-        for timer in [timer for timer in self.lifetime.timers if isinstance(timer, events.CheckpointDue | events.PauseOver)]:
+        due = events.CheckpointDue | events.RowsDue | events.PauseOver
+        for timer in [timer for timer in self.lifetime.timers if isinstance(timer, due)]:
             self.lifetime.timers.remove(timer)
             self.lifetime.handle(timer)
         self.look()

@@ -177,9 +177,12 @@ class DriverLog:
 
     def _begun(self, value: bytes | None) -> _Open:
         assert self._producer is not None
-        if self._protocol is TransactionProtocol.V1 or self._may_be_open:
+        if self._may_be_open:  # what was staged and is not to be committed, or has failed
+            answer, self._producer = self._transactions.end(self._producer, self._protocol, TransactionResult.ABORT)
+            if answer is Answer.UNKNOWN:
+                raise broker_error(ErrorCode.PRODUCER_FENCED, f"aborting a list of transactions of job {self._names.job!r}")
+        if self._protocol is TransactionProtocol.V1:
             # A delayed EndTxn of the write before could end this one (KAFKA-17754); version 2 bumps the epoch with each.
-            # What was staged, and is not to be committed, is aborted by it.
             self._producer = self._transactions.renew(self._producer, _DRIVER_TIMEOUT_MS)
         self._staged, self._may_be_open = None, True
         producer = self._producer

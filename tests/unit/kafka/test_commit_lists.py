@@ -14,6 +14,7 @@ import pytest
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError
 from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.sink import Attempt, CommitList, RecordedEpoch
+from headrace.connectors.kafka.client.errors import BrokerError
 from headrace.connectors.kafka.format.record_batch import HEADER, stored_batches
 from headrace.connectors.kafka.write.commit_log import CommitLog
 from headrace.connectors.kafka.write.driver_log import DriverLog
@@ -21,16 +22,22 @@ from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSeri
 from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC, parse_key
 from headrace.connectors.kafka.write.sink import _commit_log
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol, Transactions
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import CorruptDataError, FencedError, StateError, UsageError
+from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer
+from headrace.runners.local.commit.committer import RunCommitter
+from headrace.runners.local.events import WorkerHandle
 from headrace.runners.spark.writers import BatchWriter
 from headrace.testing import DyingCommitter, FakeKafka, Killed
-from headrace.testing.fake_kafka import Before, ErrorCode, NewRecord, Refuse, Rewrite
+from headrace.testing.fake_kafka import Before, ErrorCode, NewRecord, Refuse, Rewrite, StoppedClock
+from headrace.testing.memory import MemorySplitSerializer
 from tests.helpers.record_batches import CONTROL
 from tests.helpers.sink_rig import committer, kafka_sink, prepared, rows, values
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kafka_commit_list_v1.json"
 JOB = "job"
 LISTS = CommitListSerializer(KafkaHandleSerializer())
+RUN_CHECKPOINTS = RunCheckpointSerializer(CheckpointSerializer("memory", MemorySplitSerializer()), KafkaHandleSerializer())
 TOPIC_ID = UUID("f81d4fae-7dec-11d0-a765-00a0c91e6bf6")
 
 
@@ -294,6 +301,80 @@ class TestEachRowsTopic:
         committer(sink, JOB).commit(0, ())
         with pytest.raises(StateError, match="is recorded as written to nothing, and there are rows for a"):
             written(sink, 0, rows(["1"], topic=["a"]))
+
+
+# --- lists that are staged ---------------------------------------------------------------------------------------------
+def listed(sink, epoch):
+    return LISTS.serialize(CommitList(epoch, (), completed=True, destination=sink.destination))
+
+
+class TestStaged:
+    @pytest.fixture(params=[1, 2])
+    def kafka(self, request):
+        with FakeKafka(clock=StoppedClock()) as cluster:
+            cluster.set_transaction_version(request.param)
+            cluster.create_topic("a")
+            yield cluster
+
+    @pytest.fixture
+    def driver(self, sink):
+        driver = log_of(sink)
+        driver.fence()
+        driver.write(listed(sink, 1))
+        return driver
+
+    def test_one_that_is_recorded_is_sent_once(self, kafka, sink, driver):
+        driver.stage(listed(sink, 2))
+        sent = kafka.fault("Produce", Before(lambda: None))
+        driver.write(listed(sink, 2))
+        assert (sent.fired, log_of(sink).fence()) == (0, listed(sink, 2))
+
+    def test_one_that_is_not_recorded_is_not_found(self, sink, driver):
+        driver.stage(listed(sink, 2))
+        assert log_of(sink).fence() == listed(sink, 1)
+
+    def test_another_one_is_recorded_in_its_place(self, sink, driver):
+        driver.stage(listed(sink, 2))
+        driver.stage(listed(sink, 3))
+        driver.write(listed(sink, 4))
+        driver.write(listed(sink, 5))
+        assert log_of(sink).fence() == listed(sink, 5)
+
+    def test_a_driver_that_was_replaced_since_records_nothing(self, sink, driver):
+        driver.stage(listed(sink, 2))
+        follower = log_of(sink)
+        follower.fence()
+        with pytest.raises(FencedError, match="another driver of job 'job' claimed it"):
+            driver.write(listed(sink, 2))
+        assert log_of(sink).fence() == listed(sink, 1)
+
+    def test_one_that_its_coordinator_has_aborted_is_written_again(self, kafka, sink, driver):
+        driver.stage(listed(sink, 2))
+        kafka.clock.advance(60)
+        driver.write(listed(sink, 2))
+        assert log_of(sink).fence() == listed(sink, 2)
+
+    def test_after_an_error_it_is_written_again(self, kafka, sink, driver):
+        kafka.fault("Produce", Refuse(ErrorCode.INVALID_RECORD), times=1)
+        with pytest.raises(BrokerError):
+            driver.stage(listed(sink, 2))
+        driver.write(listed(sink, 2))
+        assert log_of(sink).fence() == listed(sink, 2)
+
+    def test_a_run_records_its_checkpoint_as_staged(self, kafka, sink, tmp_path):
+        store = CheckpointStore(str(tmp_path), RUN_CHECKPOINTS, 1)
+        run = RunCommitter(store, sink, None, 0, lambda _: None, lambda _: None, lambda: 0.0, iter(range(1, 9)).__next__)
+        run.fence()
+        run.stage(1)
+        staged = kafka.fault("Produce", Before(lambda: None))
+        with sink.begin(Attempt(store.registry.job(0), 0, 0, 0)) as transaction:
+            transaction.write(rows(["x"]))
+            handle = WorkerHandle(0, transaction.prepare())
+        rows_sent = staged.fired
+        run.propose(Checkpoint(1, (), exhausted=False))
+        JobCommitter(store.registry.run, run).commit(1, (handle,))
+        assert (staged.fired, values(kafka, "a")) == (rows_sent, ["x"])
+        store.close()
 
 
 # --- writes under way ----------------------------------------------------------------------------------------------------

@@ -38,10 +38,12 @@ from headrace.runners.local.events import (
     ReportWorkerLost,
     RestartDue,
     RetireWorker,
+    RowsDue,
     RunRecovered,
     RunStarted,
     SetTimer,
     SplitDone,
+    StageCheckpoint,
     StartWorker,
     StopRequested,
     StopWorker,
@@ -51,6 +53,7 @@ from headrace.runners.local.events import (
     WorkerJoined,
     WorkerSilent,
     WorkerSnapshotted,
+    WorkerWrote,
 )
 from headrace.runners.restarts import FixedDelay, NoRestart, Restarts
 from headrace.testing.memory import MemorySplit
@@ -146,6 +149,55 @@ def test_execution_checkpointing_min_pause_starts_when_a_checkpoint_ends():
     assert SetTimer(5.0, PauseOver()) in run.handle(CheckpointCommitted(8))
     assert run.handle(CheckpointDue()) == [SetTimer(1.0, CheckpointDue())]
     assert TakeSnapshot(5, 9) in run.handle(PauseOver())
+
+
+def test_a_checkpoint_is_taken_max_delay_after_the_first_rows():
+    run, assigned = running(RunSchedule(10.0, max_delay_s=0.2))
+    assert run.handle(WorkerWrote(5)) == [SetTimer(0.2, RowsDue(7))]
+    assert run.handle(WorkerWrote(6)) == []
+    assert [type(command) for command in run.handle(RowsDue(7))] == [SetTimer, StageCheckpoint, TakeSnapshot, TakeSnapshot]
+    collected(run, assigned, 8)
+    run.handle(CheckpointStored(8))
+    assert TakeSnapshot(5, 9) not in run.handle(CheckpointCommitted(8))
+
+
+def test_max_delay_has_passed_for_no_rows_that_a_checkpoint_has_taken_since():
+    run, assigned = running(RunSchedule(10.0, max_delay_s=0.2))
+    run.handle(WorkerWrote(5))
+    stored(run, assigned)
+    run.handle(CheckpointCommitted(8))
+    assert run.handle(RowsDue(7)) == []
+    assert run.handle(WorkerWrote(5)) == [SetTimer(0.2, RowsDue(8))]
+
+
+def test_rows_behind_the_snapshot_of_their_worker_wait_for_the_next_checkpoint():
+    run, assigned = running(RunSchedule(10.0, max_delay_s=0.2))
+    run.handle(CheckpointDue())
+    run.handle(snapshot(5, assigned[5], 8, 3, ["h5"]))
+    assert run.handle(WorkerWrote(6)) == [StageCheckpoint(8)]  # before its snapshot
+    assert run.handle(WorkerWrote(5)) == [SetTimer(0.2, RowsDue(8))]
+    run.handle(snapshot(6, assigned[6], 8, 3, ["h6"]))
+    run.handle(CheckpointStored(8))
+    assert run.handle(RowsDue(8)) == []
+    assert TakeSnapshot(5, 9) in run.handle(CheckpointCommitted(8))
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_checkpoint_is_staged_where_there_are_rows(rows):
+    run, _ = running()
+    if rows:
+        assert run.handle(WorkerWrote(5)) == []  # without a max_delay
+    assert (StageCheckpoint(8) in run.handle(CheckpointDue())) is rows
+
+
+def test_handles_of_a_checkpoint_that_has_failed_are_staged_for_the_next():
+    run, assigned = running(RunSchedule(10.0, tolerable_failed_checkpoints=1))
+    run.handle(WorkerWrote(5))
+    run.handle(CheckpointDue())
+    collected(run, assigned, 8)
+    run.handle(CheckpointIsNotStored(8, "full"))
+    run.handle(PauseOver())
+    assert StageCheckpoint(9) in run.handle(CheckpointDue())
 
 
 def paused_for_an_hour():

@@ -12,9 +12,10 @@ import grpc
 import pytest
 
 from headrace.errors import StateError, UsageError
-from headrace.runners.local.events import WorkerJoined
+from headrace.runners.local.events import WorkerJoined, WorkerWrote
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire import run_pb2_grpc, server
+from headrace.runners.local.wire.client import WorkerStream
 from headrace.runners.local.wire.messages import RunMessages, check_welcome, hello
 from headrace.runners.local.wire.server import CoordinationServer
 from headrace.testing.memory import MemorySplitSerializer
@@ -33,10 +34,11 @@ class Coordinator:
         self.server = CoordinationServer(socket, MESSAGES, VERSION, 2, self.events.put, lambda number, failed: None)
         self.channel = grpc.insecure_channel(self.server.address)
 
-    def join(self, number):
-        """As a worker; returns what it is given."""
+    def join(self, number, *messages):
+        """As a worker, which sends these; returns what it is given."""
         said = queue.SimpleQueue()
-        said.put(hello(number, VERSION))
+        for message in (hello(number, VERSION), *messages):
+            said.put(message)
         settings = run_pb2_grpc.CoordinationStub(self.channel).Work(iter(said.get, None), timeout=TIMEOUT_S)
         assert next(settings).WhichOneof("message") == "welcome"
         assert self.events.get(timeout=TIMEOUT_S) == WorkerJoined(number)
@@ -67,6 +69,21 @@ def test_a_server_that_closes_sends_what_it_was_given(coordinator, monkeypatch):
     assert time.monotonic() - started_s < TIMEOUT_S
     listening.join(TIMEOUT_S)
     assert left == ["checkpoint_stored"] * 100
+
+
+def test_first_rows_are_an_event(coordinator):
+    settings = coordinator.join(1, pb.FromWorker(rows_written=pb.RowsWritten()))
+    assert coordinator.events.get(timeout=TIMEOUT_S) == WorkerWrote(1)
+    assert settings.is_active()  # else the stream ends with the last name of it
+
+
+def test_what_comes_wakes_the_worker(coordinator):
+    stream, woken = WorkerStream(coordinator.server.address, 1, VERSION, TIMEOUT_S), threading.Event()
+    assert coordinator.events.get(timeout=TIMEOUT_S) == WorkerJoined(1)
+    stream.wakes(woken.set)
+    coordinator.server.send(1, pb.ToWorker(take_snapshot=pb.TakeSnapshot(checkpoint_id=1)))
+    assert woken.wait(TIMEOUT_S)
+    stream.close(0.0)
 
 
 def test_a_worker_of_another_version_is_refused(coordinator):
