@@ -1,4 +1,4 @@
-"""Jars that Spark has alongside ours: its Kafka connector, spark-avro, Delta. From Maven Central, into the user's cache."""
+"""Jars of other systems: Spark's Kafka connector, spark-avro, Delta, Kafka Streams. From Maven, into the user's cache."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ AVRO_VERSION = "4.1.1"
 
 AVRO = Bundle(
     f"spark-avro {AVRO_VERSION}", f"spark-avro-{AVRO_VERSION}", (f"org.apache.spark:spark-avro_2.13:{AVRO_VERSION}",), 5, "7 MB"
+)
+
+STREAMS = Bundle(
+    name="Kafka Streams 4.3.1",
+    folder="kafka-streams-4.3.1",
+    modules=("org.apache.kafka:kafka-streams:4.3.1", "org.slf4j:slf4j-simple:2.0.17"),
+    jars=11,
+    size="90 MB",
 )
 
 DELTA = Bundle(

@@ -133,6 +133,12 @@ class Transaction(ABC, Generic[HandleT]):
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows, without waiting for acknowledgements. Raises UsageError for what cannot be written; never drops (I7)."""
 
+    def push(self) -> None:
+        """Send the rows so far, without waiting for acknowledgements: `prepare` has less to do then. Default: does nothing.
+
+        Called by `headrace run` now and then. Raises as `write`.
+        """
+
     @abstractmethod
     def prepare(self) -> HandleT | None:
         """Pre-commit: after it the rows survive this process, unseen, until the handle is ended.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.05
 """How long a message of the coordinator may wait for a reader that has nothing."""
+
+LINGER_S = 0.05
+"""Rows are sent at most this long after the previous ones, the first rows of a transaction at once."""
 
 CLOSE_S = 5.0
 
@@ -120,6 +124,7 @@ class _Worker:
         self._reported: dict[int, Mapping[str, SplitState[Any]]] = {}
         self._transactions: dict[str, Transaction[Any]] = {}
         self._begun: Counter[str] = Counter()
+        self._pushed_s = 0.0
         self._stopping = False
         self._counts: Counter[str] = Counter()
 
@@ -174,6 +179,10 @@ class _Worker:
             if rows.num_rows:
                 self._written(name).write(rows)
                 self._counts["records_out"] += rows.num_rows
+        if (now_s := time.monotonic()) - self._pushed_s > LINGER_S:
+            self._pushed_s = now_s
+            for transaction in self._transactions.values():
+                transaction.push()
         self._progress.delivered(batch)
         if batch.finished:
             self._stream.send(pb.FromWorker(split_finished=pb.SplitFinished(split_id=batch.split.split_id)))
@@ -200,6 +209,7 @@ class _Worker:
             handle = transaction.prepare()
             del self._transactions[name]
             handles += () if handle is None else (self._outputs.tagged(name, handle),)
+        self._pushed_s = 0.0
         states = self._progress.snapshot()
         # Those of checkpoints that were given up are never asked for.
         self._reported = {checkpoint_id: states}

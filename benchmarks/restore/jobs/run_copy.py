@@ -23,6 +23,8 @@ def main(settings: dict[str, Any]) -> None:
     arguments = ["run", f"{pipeline}:pipeline", "--workers", str(settings["parallelism"])]
     arguments += ["--checkpoints", str(Path(settings["state"], "checkpoints"))]
     arguments += ["--config", f"execution.checkpointing.interval={settings.get('interval_ms', INTERVAL_MS)} ms"]
+    if "max_delay_ms" in settings:
+        arguments += ["--config", f"execution.checkpointing.max-delay={settings['max_delay_ms']} ms"]
     command = [sys.executable, "-c", COMMAND_LINE, *arguments]
     os.execve(sys.executable, command, os.environ | {"RESTORE_JOB": json.dumps(settings)})  # noqa: S606 - ourselves
 

@@ -70,8 +70,8 @@ class TopicRows:
         sender.push()
 
     def flush(self, sender: BatchSender) -> None:
-        """`push`, and wait until all is acknowledged."""
-        self.push(sender)
+        for topic, encoder in self._encoders.items():
+            sender.send(topic, self._out(topic, encoder.flush()))
         sender.flush()
 
     def _out(self, topic: str, encoded: Sequence[EncodedBatch]) -> list[OutBatch]:

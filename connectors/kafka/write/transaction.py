@@ -28,10 +28,6 @@ from headrace.enumerator.errors import DeadlineExceededError, HeadraceError, Sta
 
 log = logging.getLogger(__name__)
 
-_LINGER_S = 0.05
-"""Rows are sent no later than this after the previous ones, though their batches are not full: the first ones at once. So a
-transaction that is prepared has little left to send, and its partitions know it."""
-
 
 class TransactionalSink(Protocol):
     """What transactions and committers have to know of their `KafkaSink`."""
@@ -72,7 +68,6 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         self._started_ms = 0
         self._sender: BatchSender | None = None
         self._rows: TopicRows | None = None
-        self._pushed_s = 0.0
         self._whole = AllOrNothing(sink.config.bootstrap, f"the transaction of {attempt}", self.abort)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -87,9 +82,13 @@ class KafkaTransaction(Transaction[KafkaHandle]):
             sender, topics = self._begun()
             with self._explaining():
                 topics.write(rows, sender, dead)
-                if (now_s := time.monotonic()) - self._pushed_s > _LINGER_S:
-                    self._pushed_s = now_s
-                    topics.push(sender)
+
+    def push(self) -> None:
+        """The partitions know the transaction from then on, too, so that `prepare` is one request and its answer."""
+        self._whole.check()
+        if self._sender is not None and self._rows is not None:
+            with self._whole.steps(), self._explaining():
+                self._rows.push(self._sender)
 
     def prepare(self) -> KafkaHandle | None:
         self._whole.check()

@@ -103,6 +103,21 @@ def test_a_thread_ends_when_nothing_is_fetched_from_its_broker_any_more_and_come
             ))  # fmt: skip
 
 
+def test_a_reader_that_is_woken_does_not_wait_for_records(kafka, cluster):
+    with Fetcher(cluster, [FetchFrom("t", 0, 0)]) as fetcher:
+        fetcher.wake_up()
+        started_s = time.monotonic()
+        assert fetcher.poll(600.0) is None
+        waking = threading.Timer(0.1, fetcher.wake_up)
+        waking.start()
+        assert fetcher.poll(600.0) is None
+        waking.join()
+        fetcher.wake_up()
+        kafka.append("t", b"x")
+        wait_for(lambda: poll(fetcher) is not None)
+        assert time.monotonic() - started_s < 300.0
+
+
 def test_sockets_that_a_broker_has_closed_do_not_stay_half_closed(kafka, cluster, monkeypatch):
     monkeypatch.setattr(pool, "_CLEAN_UP_S", 0.0)
     host, _, port = kafka.address(1).rpartition(":")

@@ -23,6 +23,7 @@ from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import Before, Refuse, Rewrite, StoppedClock
 from tests.helpers.isolated import Isolated
 from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows, take_over, values
+from tests.helpers.waiting import eventually
 
 JOB = "job"
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
@@ -226,6 +227,16 @@ class TestStragglers:
         with pytest.raises(HeadraceError):
             loser.prepare()
         assert (ongoing(sink, job), values(kafka)) == ([], ["a"])
+
+    def test_rows_that_are_pushed_are_sent_before_the_transaction_is_prepared(self, kafka, sink):
+        writer = sink.begin(Attempt(JOB, 0, 0, 0))
+        writer.push()
+        writer.write(rows(["a"]))
+        writer.push()
+        eventually(lambda: kafka.offsets("out")[2] == 1)
+        writer.write(rows(["b"]))
+        handle = writer.prepare()
+        assert (kafka.offsets("out")[2], handle.ranges[0].records, values(kafka)) == (2, 2, [])
 
     def test_recovery_cleans_up_its_own_stragglers_before_it_asks_the_log(self, kafka):
         """findings: Sinks 17. The last stable offset was at a straggler, and recovery waited for it until it gave up."""

@@ -1170,6 +1170,7 @@ def test_settings_have_flinks_names_and_defaults():
     given = {
         "execution.checkpointing.interval": ("500 ms", "interval_s", 0.5),
         "execution.checkpointing.min-pause": ("1 s", "min_pause_s", 1.0),
+        "execution.checkpointing.max-delay": ("50 ms", "max_delay_s", 0.05),
         "execution.checkpointing.timeout": ("2 min", "timeout_s", 120.0),
         "execution.checkpointing.tolerable-failed-checkpoints": ("3", "tolerable_failed_checkpoints", 3),
         "execution.checkpointing.num-retained": ("4", "retained", 4),
@@ -1211,6 +1212,9 @@ def test_a_setting_that_there_is_not_is_refused(settings, message):
         ({"interval_s": 0}, "interval_s must be more than 0"),
         ({"timeout_s": float("nan")}, "timeout_s must be more than 0"),
         ({"min_pause_s": -1}, "min_pause_s must be at least 0"),
+        ({"max_delay_s": -1}, r"max_delay_s must be from 0 to interval_s \(10.0\), not -1"),
+        ({"max_delay_s": 11}, "max_delay_s must be from 0 to interval_s"),
+        ({"max_delay_s": "1"}, "^max_delay_s must be a number of seconds"),
         ({"heartbeat_timeout_s": 10.0}, "must be more than heartbeat_interval_s"),
         ({"checkpoints": "memory://x"}, "must outlive the process"),
         ({"checkpoints": "sftp://me:secret@host/x"}, "^(?!.*:secret).*has a password"),

@@ -474,6 +474,16 @@ def test_a_bounded_source_is_copied_once_and_a_failing_transform_is_named(kafka,
     assert seen(kafka) == Counter(range(300))  # all of it was read before the savepoint
 
 
+def test_rows_become_visible_after_max_delay_and_not_at_the_interval(kafka, tmp_path):
+    delay = ["--config", "execution.checkpointing.max-delay=10ms"]
+    with Run(kafka, tmp_path, *delay, workers=2, interval="1 h") as run:
+        for first in (0, 100):
+            produce(kafka, first, 100)
+            run.wait(lambda first=first: len(seen(kafka)) == first + 100, f"{first + 100} records")
+        run.stop()
+    assert seen(kafka) == Counter(range(200))
+
+
 UNGUARDED = """
 import sys
 
