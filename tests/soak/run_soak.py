@@ -59,8 +59,9 @@ VICTIMS = {"worker": 3, "coordinator": 2, "everything": 1}
 """Who is killed, and how often in proportion: to start everything again takes seconds, the others tenths of one."""
 
 CALLS = (
-    *(("KafkaTransaction", method) for method in ("write", "prepare")), ("RunMessages", "reported"),
-    ("CheckpointStore", "write"), *(("KafkaCommitter", method) for method in ("fence", "check", "record", "end", "clean_up")),
+    *(("KafkaTransaction", method) for method in ("write", "push", "prepare")), ("RunMessages", "reported"),
+    ("CheckpointStore", "write"),
+    *(("KafkaCommitter", method) for method in ("fence", "stage", "check", "record", "end", "clean_up")),
 )  # fmt: skip
 PHASES = [(*call, when) for call in CALLS for when in ("before", "after")]
 BAD = ("duplicates", "lost", "foreign", "out_of_order", "open")
