@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -19,7 +19,6 @@ from headrace.enumerator.errors import CorruptDataError, RetriableError
 
 _FETCH_BYTES = 8 * 1024 * 1024
 _UNKNOWN = -1
-_NO_SESSION, _NO_SESSION_EPOCH = 0, -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,18 @@ class PartitionFetch:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionPart:
+    """A request's part of a fetch session (KIP-227). `forgotten`: the broker is to remember these no more."""
+
+    session_id: int
+    epoch: int
+    forgotten: Sequence[PartitionFetch] = ()
+
+
+NO_SESSION = SessionPart(0, -1)
+
+
+@dataclass(frozen=True, slots=True)
 class FetchLimits:
     """How long a broker waits, in ms, for how many bytes, and how many it sends at most over all partitions."""
 
@@ -47,27 +58,41 @@ class FetchLimits:
     max_bytes: int
 
 
-def fetch_request(wanted: Iterable[PartitionFetch], limits: FetchLimits, isolation: Isolation, rack: str | None) -> Message:
-    """A Fetch request without a session, by topic id if all ids are known. `rack` finds a follower nearby (KIP-392)."""
-    by_topic: dict[tuple[str, UUID | None], list[Message]] = {}
-    for item in wanted:
-        by_topic.setdefault((item.topic, item.topic_id), []).append(_wire_partition(item))
+def fetch_request(
+    wanted: Iterable[PartitionFetch],
+    limits: FetchLimits,
+    isolation: Isolation,
+    rack: str | None,
+    session: SessionPart = NO_SESSION,
+) -> Message:
+    """A Fetch request, by topic id if all ids are known. `rack` finds a follower nearby (KIP-392)."""
+    by_topic = _by_topic(wanted)
     has_ids = all(topic_id is not None for _, topic_id in by_topic)
     return FetchRequest(
         max_wait_ms=limits.max_wait_ms,
         min_bytes=limits.min_bytes,
         max_bytes=limits.max_bytes,
         isolation_level=isolation.wire_value,
-        session_id=_NO_SESSION,
-        session_epoch=_NO_SESSION_EPOCH,
+        session_id=session.session_id,
+        session_epoch=session.epoch,
         rack_id=rack or "",
         topics=[
-            FetchRequest.FetchTopic(topic=topic, topic_id=topic_id, partitions=partitions)
-            for (topic, topic_id), partitions in by_topic.items()
+            FetchRequest.FetchTopic(topic=topic, topic_id=topic_id, partitions=[_wire_partition(item) for item in items])
+            for (topic, topic_id), items in by_topic.items()
         ],
-        forgotten_topics_data=[],
+        forgotten_topics_data=[
+            FetchRequest.ForgottenTopic(topic=topic, topic_id=topic_id, partitions=[item.partition for item in items])
+            for (topic, topic_id), items in _by_topic(session.forgotten).items()
+        ],
         **({} if has_ids else FETCH_BY_NAME.limits),
     )
+
+
+def _by_topic(fetches: Iterable[PartitionFetch]) -> dict[tuple[str, UUID | None], list[PartitionFetch]]:
+    found: dict[tuple[str, UUID | None], list[PartitionFetch]] = {}
+    for item in fetches:
+        found.setdefault((item.topic, item.topic_id), []).append(item)
+    return found
 
 
 def _wire_partition(item: PartitionFetch) -> Message:

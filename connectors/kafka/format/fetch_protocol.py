@@ -49,11 +49,15 @@ class PartitionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FetchAnswer:
-    """A whole Fetch response: its own error code, the throttle time in ms (KIP-219), and the partitions."""
+    """A whole Fetch response: its own error code, the throttle time in ms (KIP-219), and the partitions.
+
+    `session_id`: of the fetch session (KIP-227), 0 for none.
+    """
 
     error: int
     throttle_time_ms: int
     partitions: list[PartitionAnswer]
+    session_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +149,10 @@ def parse_fetch_response(view: memoryview, version: int, pos: int = 0) -> FetchA
 
 def _parse_answer(cursor: _Cursor, version: int) -> FetchAnswer:
     if version >= 7:
-        throttle, error, _session = _HEAD.unpack_from(cursor.view, cursor.pos)
+        throttle, error, session_id = _HEAD.unpack_from(cursor.view, cursor.pos)
         cursor.pos += _HEAD.size
     else:
-        (throttle,), error = _INT32.unpack_from(cursor.view, cursor.pos), 0
+        (throttle,), error, session_id = _INT32.unpack_from(cursor.view, cursor.pos), 0, 0
         cursor.pos += 4
     partitions = []
     for _ in range(cursor.length()):
@@ -157,7 +161,7 @@ def _parse_answer(cursor: _Cursor, version: int) -> FetchAnswer:
         partitions += [_parse_partition(cursor, version, topic, topic_id) for _ in range(cursor.length())]
         cursor.tags()
     cursor.tags()
-    return FetchAnswer(error, throttle, partitions)
+    return FetchAnswer(error, throttle, partitions, session_id)
 
 
 def _parse_partition(cursor: _Cursor, version: int, topic: str | None, topic_id: UUID | None) -> PartitionAnswer:

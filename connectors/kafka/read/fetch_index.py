@@ -57,6 +57,7 @@ class FetchIndex(Generic[P]):
     _disputes: dict[P, None] = field(default_factory=dict)
     _lookups: list[tuple[float, int, P]] = field(default_factory=list)
     _homes: Counter[Broker] = field(default_factory=Counter)
+    _left: dict[Broker, list[P]] = field(default_factory=dict)
     _changed: set[Worker] = field(default_factory=set)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -64,7 +65,7 @@ class FetchIndex(Generic[P]):
         """The partition is there now; an empty `Place` takes it out."""
         before, partition.place = partition.place, place
         if before.broker != place.broker:
-            self._move_home(before.broker, place.broker)
+            self._move_home(partition, before.broker, place.broker)
         self._queue(partition, before, place)
         if place.in_dispute:
             self._disputes[partition] = None
@@ -75,8 +76,9 @@ class FetchIndex(Generic[P]):
             heapq.heappush(self._lookups, (place.lookup_at, next(self._numbers), partition))
             self._changed.add(Work.LOOKUPS)
 
-    def _move_home(self, old: Broker | None, new: Broker | None) -> None:
+    def _move_home(self, partition: P, old: Broker | None, new: Broker | None) -> None:
         if old is not None:
+            self._left.setdefault(old, []).append(partition)
             self._homes[old] -= 1
             if not self._homes[old]:
                 del self._homes[old]
@@ -98,6 +100,10 @@ class FetchIndex(Generic[P]):
         """Who has got something to do, or a broker nothing any more, since this was last asked."""
         changed, self._changed = self._changed, set()
         return changed
+
+    def left(self, broker: Broker) -> list[P]:
+        """Those that have belonged to the broker since this was last asked, and may not do so any more."""
+        return self._left.pop(broker, [])
 
     def ready(self, broker: Broker) -> list[P]:
         """Those that may be asked for at this broker, those that have waited longest first."""

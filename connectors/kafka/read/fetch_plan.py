@@ -7,7 +7,7 @@ A partition is in one of these states:
   neither proves anything yet, see `unresolved` and `cleared`;
 - *ready*: `take` may put it in the next request to its broker;
   after `metadata.max.age.ms` its leader is looked up again alongside that, and a follower gives way to the leader;
-- *in flight*: in a request; `landed` or `lost` ends that;
+- *in flight*: in a request, or remembered by the broker (`fetch_session`); `landed`, `lost` or `put_back` ends that;
 - *ended*: its `stop` is reached, or it failed, or the caller removed it.
 """
 
@@ -21,6 +21,7 @@ from uuid import UUID
 
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import LogTruncatedError, TopicRecreatedError, UnknownTopicError, broker_error
+from headrace.connectors.kafka.client.fetch import PartitionFetch
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Broker, Leader, TopicPartition
 from headrace.connectors.kafka.format.fetch_protocol import BatchSpan, PartitionAnswer, span_of_batches
@@ -169,6 +170,15 @@ class Asked:
     max_bytes: int
     may_be_nearby: bool
 
+    @property
+    def key(self) -> TopicPartition:
+        return self.topic, self.index
+
+    def fetch(self) -> PartitionFetch:
+        return PartitionFetch(
+            self.topic, self.topic_id, self.index, self.offset, self.max_bytes, self.leader_epoch, self.last_epoch
+        )
+
 
 class FetchPlan:
     """The partitions under way and their states. Not thread-safe: the fetcher guards it with its lock."""
@@ -295,6 +305,15 @@ class FetchPlan:
         """True when all partitions asked are without a stop, so that waiting for more bytes than one makes sense."""
         return all(item.partition.source.stop is None for item in asked)
 
+    def allows_session(self, asked: Iterable[Asked]) -> bool:
+        """Whether the broker may remember these: a read with an end wants an answer for each, and it may send none away."""
+        endless = all(item.partition.source.stop is None and item.topic_id is not None for item in asked)
+        return endless and self._config.client_rack is None
+
+    def left(self, broker: Broker) -> list[TopicPartition]:
+        """The partitions that have been fetched from the broker, and may not be any more, since this was last asked."""
+        return [partition.source.key for partition in self._index.left(broker)]
+
     def next_due(self, broker: Broker | None) -> float | None:
         """When a partition waiting for its backoff is due: of this broker, or with None of those to be looked up."""
         if broker is None:
@@ -391,7 +410,7 @@ class FetchPlan:
         return outcomes
 
     def put_back(self, asked: Iterable[Asked]) -> None:
-        """The broker was not ready to say anything about these (a quota): they are in the next request to it."""
+        """Nothing was said about these, such as for a quota: they are in the next request."""
         for item in asked:
             if self._partitions.get(item.partition.source.key) is item.partition:
                 item.partition.state = _State.READY

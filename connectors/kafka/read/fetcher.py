@@ -19,7 +19,7 @@ from uuid import UUID
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import UnknownTopicError, broker_error
-from headrace.connectors.kafka.client.fetch import FetchLimits, PartitionFetch, fetch_request
+from headrace.connectors.kafka.client.fetch import FetchLimits, fetch_request
 from headrace.connectors.kafka.client.topology import Broker, Leader, TopicPartition
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import Message
@@ -27,6 +27,7 @@ from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer
 from headrace.connectors.kafka.read.bytes_per_offset import shared_densities
 from headrace.connectors.kafka.read.fetch_index import Work, Worker
 from headrace.connectors.kafka.read.fetch_plan import Asked, FetchedData, FetchFailed, FetchFrom, FetchPlan
+from headrace.connectors.kafka.read.fetch_session import FORGOTTEN, FetchSession
 from headrace.connectors.kafka.read.topic_ids import absence, is_same, range_outcome
 from headrace.enumerator.errors import HeadraceError, RetriableError, StateError
 
@@ -342,20 +343,21 @@ class Fetcher:
 
     def _run_fetches(self, broker: Broker) -> None:
         throttled_until = 0.0
+        session = FetchSession()
         while True:
             with self._lock:
-                asked, headroom = self._wait_for_work(broker, throttled_until)
-                if asked:
+                taken, headroom = self._wait_for_work(broker, session, throttled_until)
+                if headroom:
                     self._asked_bytes += headroom
                     self._busy.add(broker)
                 else:
                     connection = self._leave(broker)
-            if not asked:
+            if not headroom:
                 if connection is not None:
                     self._cluster.give_back(connection)
                 return
             try:
-                throttled_until = time.monotonic() + self._fetch(broker, asked, headroom) / 1000
+                throttled_until = time.monotonic() + self._fetch(broker, session, taken, headroom) / 1000
             finally:
                 with self._lock:
                     self._asked_bytes -= headroom
@@ -374,21 +376,40 @@ class Fetcher:
         if connection is not None:
             self._cluster.give_back(connection)
 
-    def _wait_for_work(self, broker: Broker, throttled_until: float) -> tuple[list[Asked], int]:
-        """What to ask for now; nothing when the fetcher was closed, or fetches nothing more from this broker."""
-        while not self._closed and self._plan.fetches_from(broker):
+    def _wait_for_work(self, broker: Broker, session: FetchSession, throttled_until: float) -> tuple[list[Asked], int]:
+        """What to ask for now, alongside what is in flight, and how many bytes that may bring.
+
+        None at all when the fetcher was closed, or fetches nothing more from this broker.
+        """
+        while True:
+            self._recall(broker, session)
+            if self._closed or not self._plan.fetches_from(broker):
+                return [], 0
             now = time.monotonic()
             headroom = self._headroom()
             if headroom and now >= throttled_until:
-                asked = self._plan.take(broker, now, headroom)
-                if asked:
-                    return asked, headroom
+                taken = self._take(broker, session, now, headroom)
+                if taken or session.asked:
+                    return taken, headroom
             if not headroom:
                 self._starved.add(broker)
-            due = self._plan.next_due(broker) if headroom else None
+            due = (throttled_until if session.asked else self._plan.next_due(broker)) if headroom else None
             wake = None if due is None else max(due, throttled_until) - now
             self._wakes[broker].wait(None if wake is None else max(wake, 0.0))
-        return [], 0
+
+    def _recall(self, broker: Broker, session: FetchSession) -> None:
+        """What is to be fetched elsewhere now, or no more, is not in flight here any more."""
+        recalled = [item for key in self._plan.left(broker) if (item := session.leave(key)) is not None]
+        if recalled:
+            self._plan.put_back(recalled)
+            self._wake_changed()
+
+    def _take(self, broker: Broker, session: FetchSession, now: float, headroom: int) -> list[Asked]:
+        taken = self._plan.take(broker, now, headroom)
+        if not taken or self._plan.allows_session(taken):
+            return taken
+        self._plan.put_back(session.end())
+        return taken + self._plan.take(broker, now, headroom)
 
     def _headroom(self) -> int:
         """How many bytes the next request may bring: a broker's share of the budget, or 0 while that much is not free."""
@@ -397,17 +418,22 @@ class Fetcher:
         used = self._queued_bytes + self._asked_bytes
         return size if used == 0 or used + size <= self._budget else 0
 
-    def _fetch(self, broker: Broker, asked: list[Asked], headroom: int) -> int:
+    def _fetch(self, broker: Broker, session: FetchSession, taken: list[Asked], headroom: int) -> int:
         """One request and its answer. Returns for how many ms the broker wants to be left alone (KIP-219)."""
+        request = self._request(taken, session, headroom)
         try:
             connection = self._connection(broker)
-            answer = connection.request(self._request(asked, headroom), self._timeout())
+            answer = connection.request(request, self._timeout())
+            if answer.error in FORGOTTEN and session.is_incremental:
+                with self._lock:
+                    self._plan.put_back(session.reset())
+                return 0
             if answer.error:
                 raise broker_error(answer.error, f"fetching from {broker}")
         except HeadraceError as error:
-            self._abandon(broker, asked, error)
+            self._abandon(broker, session.reset(), error)
             return 0
-        self._digest(broker, asked, answer)
+        self._digest(broker, session, answer)
         throttle_ms: int = answer.throttle_time_ms
         return throttle_ms
 
@@ -427,17 +453,12 @@ class Fetcher:
                 raise RetriableError("the fetcher was closed")
         return connection
 
-    def _digest(self, broker: Broker, asked: list[Asked], answer: FetchAnswer) -> None:
-        by_id = {(item.topic_id, item.index): item for item in asked}
-        by_name = {(item.topic, item.index): item for item in asked}
+    def _digest(self, broker: Broker, session: FetchSession, answer: FetchAnswer) -> None:
+        found, left_out = session.answered(answer)
         outcomes: list[FetchedData | FetchFailed | None] = []
         with self._lock:
             now = time.monotonic()
-            for part in answer.partitions:
-                key = (part.topic_id, part.partition)
-                item = by_id.pop(key, None) if part.topic is None else by_name.pop((part.topic, part.partition), None)
-                if item is None:
-                    continue
+            for item, part in found:
                 replica = part.preferred_replica
                 preferred = None if replica is None else self._cluster.broker(replica)
                 if part.error or (replica is not None and preferred is None):
@@ -445,12 +466,11 @@ class Fetcher:
                 hinted = None if part.leader is None else self._cluster.broker(part.leader[0])
                 hint = Leader(hinted, part.leader[1]) if part.leader is not None and hinted is not None else None
                 outcomes.append(self._plan.landed(item, part, preferred, now, hint=hint))
-            left_out = by_id if answer.partitions and answer.partitions[0].topic is None else by_name
             if answer.throttle_time_ms:  # a broker that throttles leaves out all of them, and they are asked for again
-                self._plan.put_back(left_out.values())
+                self._plan.put_back(left_out)
             else:
                 silent = RetriableError(f"{broker} left partitions out of its answer")
-                outcomes += self._plan.lost(left_out.values(), silent, now)
+                outcomes += self._plan.lost(left_out, silent, now)
             self._deliver(outcomes)
 
     def _abandon(self, broker: Broker, asked: list[Asked], error: HeadraceError) -> None:
@@ -460,17 +480,12 @@ class Fetcher:
         with self._lock:
             self._deliver(self._plan.lost(asked, error, time.monotonic()))
 
-    def _request(self, asked: list[Asked], headroom: int) -> Message:
+    def _request(self, taken: list[Asked], session: FetchSession, headroom: int) -> Message:
+        wanted, part = session.next(taken)
         limits = FetchLimits(
             max_wait_ms=self._config.fetch_max_wait_ms,
-            min_bytes=self._config.fetch_min_bytes if self._plan.wants_wait(asked) else 1,
+            min_bytes=self._config.fetch_min_bytes if self._plan.wants_wait(taken) else 1,
             max_bytes=headroom,
         )
-        rack = self._config.client_rack if all(item.may_be_nearby for item in asked) else None
-        return fetch_request(map(_wanted, asked), limits, self._config.isolation, rack)
-
-
-def _wanted(item: Asked) -> PartitionFetch:
-    return PartitionFetch(
-        item.topic, item.topic_id, item.index, item.offset, item.max_bytes, item.leader_epoch, item.last_epoch
-    )
+        rack = self._config.client_rack if all(item.may_be_nearby for item in taken) else None
+        return fetch_request(wanted, limits, self._config.isolation, rack, part)

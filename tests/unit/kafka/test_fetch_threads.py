@@ -14,8 +14,11 @@ from headrace.connectors.kafka.client.positions import Latest
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Broker, Leader
 from headrace.connectors.kafka.client.wire import pool
+from headrace.connectors.kafka.client.wire.connection import Connection
+from headrace.connectors.kafka.client.wire.protocol import FetchRequest
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.read.fetch_plan import FetchFrom, FetchPlan
+from headrace.connectors.kafka.read.fetch_session import FORGOTTEN
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher
 from headrace.enumerator.errors import RetriableError
 from headrace.testing.fake_kafka import CutBefore, ErrorCode, FakeKafka, LoseAnswer, Rewrite, Throttle
@@ -209,6 +212,96 @@ def test_a_new_leader_that_the_old_one_names_is_asked_at_once(kafka, cluster):
         assert poll(fetcher).fetch_offset == 1
         assert hints
         no_metadata.stop()
+
+
+# --- what is asked for ------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def asked(monkeypatch):
+    """Each Fetch request that was sent: how many partitions it names, how many it has forgotten, and its session's epoch."""
+    sent: list[tuple[int, int, int]] = []
+    send = Connection.send
+
+    def record(connection, message):
+        if isinstance(message, FetchRequest):
+            named, forgotten = ([n for topic in topics for n in topic.partitions] for topics in (message.topics, message.forgotten_topics_data))
+            sent.append((len(named), len(forgotten), message.session_epoch))
+        return send(connection, message)
+
+    monkeypatch.setattr(Connection, "send", record)
+    return sent
+
+
+@pytest.fixture
+def wide(kafka):
+    """A topic of 100 partitions that one broker leads."""
+    kafka.create_topic("wide", partitions=100)
+    for partition in range(100):
+        kafka.move_leader("wide", partition, to=1)
+    return [FetchFrom("wide", partition, 0) for partition in range(100)]
+
+
+def test_partitions_that_nothing_happens_to_are_asked_for_once(kafka, cluster, wide, asked):
+    """Each request named all of them: twice a second at least, for as long as the reader was there."""
+    with Fetcher(cluster, wide) as fetcher:
+        wait_for(lambda: len(asked) > 20)
+        kafka.append("wide", b"x", partition=7)
+        assert (found := poll(fetcher)).partition == 7
+        kafka.append("wide", b"y", partition=7)
+        assert poll(fetcher).fetch_offset == found.next_offset == 1
+        wait_for(lambda: len(asked) > 30)
+    assert asked[0] == (100, 0, 0)
+    assert sum(named for named, _, _ in asked[1:]) < 20
+    assert [epoch for _, _, epoch in asked] == list(range(len(asked)))
+
+
+def test_a_partition_that_another_broker_leads_is_forgotten_by_the_old_one_and_comes_from_the_new_one(kafka, cluster, wide, asked):
+    with Fetcher(cluster, wide) as fetcher:
+        wait_for(lambda: len(asked) > 5)
+        kafka.move_leader("wide", 7, to=2)
+        kafka.append("wide", b"x", partition=7)
+        kafka.append("wide", b"y", partition=8)
+        assert {poll(fetcher).partition for _ in range(2)} == {7, 8}
+        wait_for(lambda: any(forgotten for _, forgotten, _ in asked))
+    assert sum(forgotten for _, forgotten, _ in asked) == 1
+
+
+def test_partitions_that_are_finished_or_start_over_are_right_in_the_session(kafka, cluster, wide, asked):
+    kafka.append("wide", b"x", b"y", partition=7)
+    with Fetcher(cluster, wide) as fetcher:
+        assert poll(fetcher).next_offset == 2
+        fetcher.finish("wide", 8)
+        fetcher.assign([FetchFrom("wide", 7, 1)])
+        assert (poll(fetcher).fetch_offset, fetcher.poll(0.1)) == (1, None)
+        kafka.append("wide", b"z", partition=8)
+        kafka.append("wide", b"z", partition=7)
+        assert (poll(fetcher).partition, fetcher.poll(0.1)) == (7, None)
+    assert sum(forgotten for _, forgotten, _ in asked) == 1
+
+
+@pytest.mark.parametrize("code", FORGOTTEN)
+def test_a_session_that_the_broker_has_forgotten_starts_again_and_reading_continues(kafka, cluster, wide, asked, code):
+    def refuse(response) -> None:
+        response.error_code, response.responses = code, []
+
+    with Fetcher(cluster, wide) as fetcher:
+        wait_for(lambda: len(asked) > 5)
+        fault = kafka.fault("Fetch", Rewrite(refuse))
+        wait_for(lambda: fault.fired and len([epoch for *_, epoch in asked if not epoch]) == 2)
+        kafka.append("wide", b"x", partition=7)
+        assert poll(fetcher).partition == 7
+    assert not fetcher._plan.outages.news(time.monotonic())
+    assert [named for named, _, epoch in asked if not epoch] == [100, 100]
+
+
+def test_a_read_with_an_end_takes_no_session_and_ends_the_one_that_there_is(kafka, cluster, wide, asked):
+    with Fetcher(cluster, wide[:50]) as fetcher:
+        wait_for(lambda: len(asked) > 5)
+        fetcher.assign([FetchFrom("wide", 99, 0, stop=1)])
+        kafka.append("wide", b"x", partition=99)
+        assert poll(fetcher).partition == 99
+        kafka.append("wide", b"x", partition=7)
+        assert poll(fetcher).partition == 7
+    assert (51, 0, -1) in asked
 
 
 # --- closing ----------------------------------------------------------------------------------------------------------------
