@@ -80,11 +80,15 @@ class CheckpointTriggered:
 
 @dataclass(frozen=True, slots=True)
 class ReaderSnapshotted(Generic[SplitT]):
-    """Answer to SnapshotReader: every split that the reader holds, at what it has delivered, and those it has finished."""
+    """Answer to SnapshotReader: every split that the reader holds, at what it has delivered, and those it has finished.
+
+    `unmoved`: it holds this many more, which are where the last completed checkpoint has them.
+    """
 
     reader: int
     checkpoint_id: int
     states: Mapping[str, SplitState[SplitT]]
+    unmoved: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -379,6 +379,8 @@ class _Coordination:
             case run.CommitCheckpoint(checkpoint, handles):
                 self._lag.moved(checkpoint)
                 self._in(self._commits, lambda: self._commit(checkpoint, handles))
+            case run.NoteUnchanged():
+                self._in(self._asking, self._publish_again)
             case run.SetTimer(delay_s, timer):
                 heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._sequence), timer))
             case run.StartWorker(_, number):
@@ -442,6 +444,10 @@ class _Coordination:
         self._events.put(run.CheckpointStored(checkpoint_id))
 
     # --- the source: in its own thread ---------------------------------------------------------------------------
+
+    def _publish_again(self) -> None:
+        """Positions that could not be published are tried again, though none have moved since."""
+        self._driver.publisher.publish_again()
 
     def _ask(self, command: ev.SourceCommand[Any]) -> None:
         if (event := self._driver.perform(command)) is not None:

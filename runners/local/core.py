@@ -13,6 +13,8 @@ worker of the job ever has, in this lifetime of the coordinator or another; a *s
 
 - A handle waits until a checkpoint with its worker's later positions is stored: one that was given up leaves its handles to the
   next. They are forgotten only with their worker, whose positions go back to the last stored checkpoint, too.
+- A checkpoint that would say the same as the last one, without a handle, is not stored (`NoteUnchanged`). Now and then it is,
+  so that the age of the last one shows that the run is well.
 - A worker is lost when its process is dead, never before: what does not answer is killed first. Messages of a number that is
   not in a slot now are dropped.
 - Transactions of a lost worker are aborted by its number (`RetireWorker`), after the checkpoint that is being stored or
@@ -22,12 +24,13 @@ worker of the job ever has, in this lifetime of the coordinator or another; a *s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Generic, assert_never
 
 from headrace.connectors.base.sink import HandleT
 from headrace.enumerator import events as ev
+from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.coordinator import Coordinator
 from headrace.enumerator.errors import HeadraceError, RunFailedError
 from headrace.enumerator.split import SplitT
@@ -64,6 +67,11 @@ class RunSchedule:
     def longest_wait_s(self) -> float:
         """From the end of a checkpoint to the start of the next one, at most."""
         return max(self.interval_s, self.min_pause_s)
+
+    @property
+    def most_unchanged(self) -> int:
+        """This many checkpoints in a row may be left out as unchanged: no more than half of the timeout passes meanwhile."""
+        return int(self.timeout_s / 2 / self.longest_wait_s)
 
     @property
     def longest_gap_s(self) -> float:
@@ -127,6 +135,9 @@ class RunCore(Generic[SplitT, HandleT]):
         self._prepared: list[run.WorkerHandle[HandleT]] = []
         self._committing: tuple[run.WorkerHandle[HandleT], ...] = ()
         self._after_commit: list[run.RunCommand[SplitT, HandleT]] = []
+        self._storing: Checkpoint[SplitT] | None = None
+        self._stored_last: Checkpoint[SplitT] | None = None
+        self._unchanged = 0
 
     @property
     def workers(self) -> Mapping[int, int]:
@@ -215,7 +226,7 @@ class RunCore(Generic[SplitT, HandleT]):
                 return self._wrote(place)
             case run.WorkerSnapshotted():
                 self._prepared += [run.WorkerHandle(event.number, handle) for handle in event.handles]
-                return self._core(ev.ReaderSnapshotted(place, event.checkpoint_id, event.states))
+                return self._core(ev.ReaderSnapshotted(place, event.checkpoint_id, event.states, event.unmoved))
             case _:
                 assert_never(event)
 
@@ -304,6 +315,7 @@ class RunCore(Generic[SplitT, HandleT]):
 
     def _committed(self) -> list[run.RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
+        self._stored_last = self._storing
         publish, self._after_commit = self._after_commit, []
         finished = self._finished()
         if finished or self._stopping:
@@ -377,9 +389,7 @@ class RunCore(Generic[SplitT, HandleT]):
             case ev.SnapshotReader(reader, checkpoint_id):
                 return [run.TakeSnapshot(self._number(reader), checkpoint_id)]
             case ev.PersistCheckpoint(checkpoint):
-                self.phase = RunPhase.STORING
-                self._committing = tuple(self._prepared)
-                return [run.CommitCheckpoint(checkpoint, self._committing)]
+                return self._persist(checkpoint)
             case ev.DeclineCheckpoint():
                 return self._declined(command)
             case ev.ScheduleDiscovery(delay_s):
@@ -397,6 +407,25 @@ class RunCore(Generic[SplitT, HandleT]):
                 return []
             case _:
                 return [command]  # to the source
+
+    def _persist(self, checkpoint: Checkpoint[SplitT]) -> list[run.RunCommand[SplitT, HandleT]]:
+        if self._is_unchanged(checkpoint):
+            self._unchanged, self._failures = self._unchanged + 1, 0
+            self.phase = RunPhase.RUNNING
+            done = self._core(ev.CheckpointCompleted(checkpoint.checkpoint_id))
+            kept = [command for command in done if not isinstance(command, ev.PublishPositions)]
+            return [run.NoteUnchanged(checkpoint.checkpoint_id), *kept, *self._pause(self._schedule.min_pause_s)]
+        self._storing, self._unchanged = checkpoint, 0
+        self.phase = RunPhase.STORING
+        self._committing = tuple(self._prepared)
+        return [run.CommitCheckpoint(checkpoint, self._committing)]
+
+    def _is_unchanged(self, checkpoint: Checkpoint[SplitT]) -> bool:
+        """Whether it is to be left out. What a run ends with is stored in any case."""
+        is_last = self._stopping or (self._enumerator.exhausted and self._enumerator.ledger.all_finished)
+        if self._stored_last is None or self._prepared or is_last or self._unchanged >= self._schedule.most_unchanged:
+            return False
+        return checkpoint == replace(self._stored_last, checkpoint_id=checkpoint.checkpoint_id)
 
     def _number(self, reader: int) -> int:
         number = self._slots[reader].number
@@ -447,7 +476,8 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
     # ENDED: before the first discovery there is nothing to store
     (RunPhase.RUNNING, run.StopRequested): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
     (RunPhase.RUNNING, run.WorkerDied): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
-    (RunPhase.COLLECTING, run.WorkerSnapshotted): (RunPhase.COLLECTING, RunPhase.STORING),
+    # RUNNING: nothing has changed
+    (RunPhase.COLLECTING, run.WorkerSnapshotted): (RunPhase.COLLECTING, RunPhase.RUNNING, RunPhase.STORING),
     (RunPhase.COLLECTING, run.WorkerDied): (RunPhase.COLLECTING, RunPhase.RUNNING, RunPhase.ENDED),
     (RunPhase.COLLECTING, run.CheckpointTimedOut): (RunPhase.COLLECTING, RunPhase.RUNNING, RunPhase.ENDED),
     (RunPhase.STORING, run.CheckpointTimedOut): (RunPhase.STORING, RunPhase.ENDED),

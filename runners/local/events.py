@@ -83,6 +83,7 @@ class WorkerWrote:
 class WorkerSnapshotted(Generic[SplitT, HandleT]):
     """Answer to TakeSnapshot: all that the worker has written is prepared, in `handles`, up to the positions in `states`.
 
+    `unmoved`: it holds this many splits more, which are where the last stored checkpoint has them.
     `counts`: what it has counted since its last answer, by the names of the status. The core does not look at them.
     """
 
@@ -91,6 +92,7 @@ class WorkerSnapshotted(Generic[SplitT, HandleT]):
     states: Mapping[str, SplitState[SplitT]]
     handles: tuple[HandleT, ...]
     counts: Mapping[str, int] = field(default_factory=dict)
+    unmoved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,13 @@ class CommitCheckpoint(Generic[SplitT, HandleT]):
 
 
 @dataclass(frozen=True, slots=True)
+class NoteUnchanged:
+    """This checkpoint has no handle and the positions of the last one, which therefore stays: the run is where it was."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class SetTimer:
     """Send this event in this many seconds."""
 
@@ -301,6 +310,7 @@ RunCommand = (
     | NotifyCheckpointStored
     | StopWorker
     | CommitCheckpoint[SplitT, HandleT]
+    | NoteUnchanged
     | SetTimer
     | ReportCheckpointFailure
     | ReportWorkerLost

@@ -214,6 +214,8 @@ class _Worker:
         # Those of checkpoints that were given up are never asked for.
         self._reported = {checkpoint_id: states}
         counts, self._counts = self._counts, Counter()
-        report = WorkerSnapshotted(self._order.number, checkpoint_id, states, handles, counts)
+        moved = self._progress.moved()
+        unmoved = len(states) - len(moved)
+        report = WorkerSnapshotted(self._order.number, checkpoint_id, moved, handles, counts, unmoved)
         self._stream.send(self._messages.worker_snapshotted(report))
         log.debug("worker %d: has prepared for checkpoint %d", self._order.number, checkpoint_id)

@@ -215,7 +215,9 @@ class Worker:
             del self.open[name]
         states = self.progress.snapshot()
         self.reported = {checkpoint_id: states}
-        self.outbox.append(events.WorkerSnapshotted(self.number, checkpoint_id, states, handles))
+        moved = self.progress.moved()
+        unmoved = len(states) - len(moved)
+        self.outbox.append(events.WorkerSnapshotted(self.number, checkpoint_id, moved, handles, {}, unmoved))
 
     def die(self) -> None:
         self.alive = False
@@ -297,6 +299,8 @@ class Lifetime:
                 pass
             case events.ReportCheckpointFailure():
                 self.simulation.happened["checkpoint failed"] += 1
+            case events.NoteUnchanged():
+                self.simulation.happened["checkpoint unchanged"] += 1
             case events.FailRun(error):
                 self.ended = error
             case events.EndRun():

@@ -92,6 +92,9 @@ class RunStatus:
             case events.CommitCheckpoint(checkpoint, handles):
                 self._begin(checkpoint.checkpoint_id)
                 self._listed = len(handles)
+            case events.NoteUnchanged():
+                self._completed += 1
+                self._progress_s = self._clock()
             case events.ReportCheckpointFailure():
                 self._failed += 1
             case events.ReportWorkerLost(number):

@@ -69,6 +69,7 @@ class RunMessages(Generic[SplitT, HandleT]):
                 handle_version=self._handles.version if event.handles else 0,
                 handles=[_json(self._handles.serialize(handle)) for handle in event.handles],
                 counts=event.counts,
+                unmoved=event.unmoved,
             )
         )
 
@@ -79,7 +80,7 @@ class RunMessages(Generic[SplitT, HandleT]):
         ]
         handles = tuple(self._handles.deserialize(message.handle_version, json.loads(handle)) for handle in message.handles)
         by_id = {state.split.split_id: state for state in states}
-        return WorkerSnapshotted(number, int(message.checkpoint_id), by_id, handles, dict(message.counts))
+        return WorkerSnapshotted(number, int(message.checkpoint_id), by_id, handles, dict(message.counts), int(message.unmoved))
 
     def _split(self, split: SplitT) -> bytes:
         return _json(self._splits.serialize(split))

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%headrace/runners/local/wire/run.proto\x12\x0fheadrace.run.v1\"\xce\x02\n\nFromWorker\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.headrace.run.v1.HelloH\x00\x12/\n\theartbeat\x18\x02 \x01(\x0b\x32\x1a.headrace.run.v1.HeartbeatH\x00\x12\x38\n\x0esplit_finished\x18\x03 \x01(\x0b\x32\x1e.headrace.run.v1.SplitFinishedH\x00\x12@\n\x12worker_snapshotted\x18\x04 \x01(\x0b\x32\".headrace.run.v1.WorkerSnapshottedH\x00\x12)\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x17.headrace.run.v1.FailedH\x00\x12\x34\n\x0crows_written\x18\x06 \x01(\x0b\x32\x1c.headrace.run.v1.RowsWrittenH\x00\x42\t\n\x07message\"\xa6\x02\n\x08ToWorker\x12+\n\x07welcome\x18\x01 \x01(\x0b\x32\x18.headrace.run.v1.WelcomeH\x00\x12\x36\n\rassign_splits\x18\x02 \x01(\x0b\x32\x1d.headrace.run.v1.AssignSplitsH\x00\x12\x36\n\rtake_snapshot\x18\x03 \x01(\x0b\x32\x1d.headrace.run.v1.TakeSnapshotH\x00\x12>\n\x11\x63heckpoint_stored\x18\x04 \x01(\x0b\x32!.headrace.run.v1.CheckpointStoredH\x00\x12\x32\n\x0bstop_worker\x18\x05 \x01(\x0b\x32\x1b.headrace.run.v1.StopWorkerH\x00\x42\t\n\x07message\":\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x04\"\x0b\n\tHeartbeat\"!\n\rSplitFinished\x12\x10\n\x08split_id\x18\x01 \x01(\t\"\x86\x02\n\x11WorkerSnapshotted\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\x04\x12\x15\n\rsplit_version\x18\x02 \x01(\r\x12+\n\x06states\x18\x03 \x03(\x0b\x32\x1b.headrace.run.v1.SplitState\x12\x16\n\x0ehandle_version\x18\x04 \x01(\r\x12\x0f\n\x07handles\x18\x05 \x03(\x0c\x12>\n\x06\x63ounts\x18\x06 \x03(\x0b\x32..headrace.run.v1.WorkerSnapshotted.CountsEntry\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"-\n\nSplitState\x12\r\n\x05split\x18\x01 \x01(\x0c\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\"\r\n\x0bRowsWritten\"<\n\x06\x46\x61iled\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\r\n\x05\x66inal\x18\x02 \x01(\x08\x12\x14\n\x0cunclassified\x18\x03 \x01(\x08\"\x1a\n\x07Welcome\x12\x0f\n\x07version\x18\x01 \x01(\t\"5\n\x0c\x41ssignSplits\x12\x15\n\rsplit_version\x18\x01 \x01(\r\x12\x0e\n\x06splits\x18\x02 \x03(\x0c\"%\n\x0cTakeSnapshot\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\x04\")\n\x10\x43heckpointStored\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\x04\"\x0c\n\nStopWorker2R\n\x0c\x43oordination\x12\x42\n\x04Work\x12\x1b.headrace.run.v1.FromWorker\x1a\x19.headrace.run.v1.ToWorker(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%headrace/runners/local/wire/run.proto\x12\x0fheadrace.run.v1\"\xce\x02\n\nFromWorker\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.headrace.run.v1.HelloH\x00\x12/\n\theartbeat\x18\x02 \x01(\x0b\x32\x1a.headrace.run.v1.HeartbeatH\x00\x12\x38\n\x0esplit_finished\x18\x03 \x01(\x0b\x32\x1e.headrace.run.v1.SplitFinishedH\x00\x12@\n\x12worker_snapshotted\x18\x04 \x01(\x0b\x32\".headrace.run.v1.WorkerSnapshottedH\x00\x12)\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x17.headrace.run.v1.FailedH\x00\x12\x34\n\x0crows_written\x18\x06 \x01(\x0b\x32\x1c.headrace.run.v1.RowsWrittenH\x00\x42\t\n\x07message\"\xa6\x02\n\x08ToWorker\x12+\n\x07welcome\x18\x01 \x01(\x0b\x32\x18.headrace.run.v1.WelcomeH\x00\x12\x36\n\rassign_splits\x18\x02 \x01(\x0b\x32\x1d.headrace.run.v1.AssignSplitsH\x00\x12\x36\n\rtake_snapshot\x18\x03 \x01(\x0b\x32\x1d.headrace.run.v1.TakeSnapshotH\x00\x12>\n\x11\x63heckpoint_stored\x18\x04 \x01(\x0b\x32!.headrace.run.v1.CheckpointStoredH\x00\x12\x32\n\x0bstop_worker\x18\x05 \x01(\x0b\x32\x1b.headrace.run.v1.StopWorkerH\x00\x42\t\n\x07message\":\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x04\"\x0b\n\tHeartbeat\"!\n\rSplitFinished\x12\x10\n\x08split_id\x18\x01 \x01(\t\"\x97\x02\n\x11WorkerSnapshotted\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\x04\x12\x15\n\rsplit_version\x18\x02 \x01(\r\x12+\n\x06states\x18\x03 \x03(\x0b\x32\x1b.headrace.run.v1.SplitState\x12\x16\n\x0ehandle_version\x18\x04 \x01(\r\x12\x0f\n\x07handles\x18\x05 \x03(\x0c\x12>\n\x06\x63ounts\x18\x06 \x03(\x0b\x32..headrace.run.v1.WorkerSnapshotted.CountsEntry\x12\x0f\n\x07unmoved\x18\x07 \x01(\x04\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"-\n\nSplitState\x12\r\n\x05split\x18\x01 \x01(\x0c\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\"\r\n\x0bRowsWritten\"<\n\x06\x46\x61iled\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\r\n\x05\x66inal\x18\x02 \x01(\x08\x12\x14\n\x0cunclassified\x18\x03 \x01(\x08\"\x1a\n\x07Welcome\x12\x0f\n\x07version\x18\x01 \x01(\t\"5\n\x0c\x41ssignSplits\x12\x15\n\rsplit_version\x18\x01 \x01(\r\x12\x0e\n\x06splits\x18\x02 \x03(\x0c\"%\n\x0cTakeSnapshot\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\x04\")\n\x10\x43heckpointStored\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\x04\"\x0c\n\nStopWorker2R\n\x0c\x43oordination\x12\x42\n\x04Work\x12\x1b.headrace.run.v1.FromWorker\x1a\x19.headrace.run.v1.ToWorker(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,25 +44,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SPLITFINISHED']._serialized_start=765
   _globals['_SPLITFINISHED']._serialized_end=798
   _globals['_WORKERSNAPSHOTTED']._serialized_start=801
-  _globals['_WORKERSNAPSHOTTED']._serialized_end=1063
-  _globals['_WORKERSNAPSHOTTED_COUNTSENTRY']._serialized_start=1018
-  _globals['_WORKERSNAPSHOTTED_COUNTSENTRY']._serialized_end=1063
-  _globals['_SPLITSTATE']._serialized_start=1065
-  _globals['_SPLITSTATE']._serialized_end=1110
-  _globals['_ROWSWRITTEN']._serialized_start=1112
-  _globals['_ROWSWRITTEN']._serialized_end=1125
-  _globals['_FAILED']._serialized_start=1127
-  _globals['_FAILED']._serialized_end=1187
-  _globals['_WELCOME']._serialized_start=1189
-  _globals['_WELCOME']._serialized_end=1215
-  _globals['_ASSIGNSPLITS']._serialized_start=1217
-  _globals['_ASSIGNSPLITS']._serialized_end=1270
-  _globals['_TAKESNAPSHOT']._serialized_start=1272
-  _globals['_TAKESNAPSHOT']._serialized_end=1309
-  _globals['_CHECKPOINTSTORED']._serialized_start=1311
-  _globals['_CHECKPOINTSTORED']._serialized_end=1352
-  _globals['_STOPWORKER']._serialized_start=1354
-  _globals['_STOPWORKER']._serialized_end=1366
-  _globals['_COORDINATION']._serialized_start=1368
-  _globals['_COORDINATION']._serialized_end=1450
+  _globals['_WORKERSNAPSHOTTED']._serialized_end=1080
+  _globals['_WORKERSNAPSHOTTED_COUNTSENTRY']._serialized_start=1035
+  _globals['_WORKERSNAPSHOTTED_COUNTSENTRY']._serialized_end=1080
+  _globals['_SPLITSTATE']._serialized_start=1082
+  _globals['_SPLITSTATE']._serialized_end=1127
+  _globals['_ROWSWRITTEN']._serialized_start=1129
+  _globals['_ROWSWRITTEN']._serialized_end=1142
+  _globals['_FAILED']._serialized_start=1144
+  _globals['_FAILED']._serialized_end=1204
+  _globals['_WELCOME']._serialized_start=1206
+  _globals['_WELCOME']._serialized_end=1232
+  _globals['_ASSIGNSPLITS']._serialized_start=1234
+  _globals['_ASSIGNSPLITS']._serialized_end=1287
+  _globals['_TAKESNAPSHOT']._serialized_start=1289
+  _globals['_TAKESNAPSHOT']._serialized_end=1326
+  _globals['_CHECKPOINTSTORED']._serialized_start=1328
+  _globals['_CHECKPOINTSTORED']._serialized_end=1369
+  _globals['_STOPWORKER']._serialized_start=1371
+  _globals['_STOPWORKER']._serialized_end=1383
+  _globals['_COORDINATION']._serialized_start=1385
+  _globals['_COORDINATION']._serialized_end=1467
 # @@protoc_insertion_point(module_scope)

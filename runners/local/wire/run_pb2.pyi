@@ -57,7 +57,7 @@ class SplitFinished(_message.Message):
     def __init__(self, split_id: _Optional[str] = ...) -> None: ...
 
 class WorkerSnapshotted(_message.Message):
-    __slots__ = ("checkpoint_id", "split_version", "states", "handle_version", "handles", "counts")
+    __slots__ = ("checkpoint_id", "split_version", "states", "handle_version", "handles", "counts", "unmoved")
     class CountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -71,13 +71,15 @@ class WorkerSnapshotted(_message.Message):
     HANDLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    UNMOVED_FIELD_NUMBER: _ClassVar[int]
     checkpoint_id: int
     split_version: int
     states: _containers.RepeatedCompositeFieldContainer[SplitState]
     handle_version: int
     handles: _containers.RepeatedScalarFieldContainer[bytes]
     counts: _containers.ScalarMap[str, int]
-    def __init__(self, checkpoint_id: _Optional[int] = ..., split_version: _Optional[int] = ..., states: _Optional[_Iterable[_Union[SplitState, _Mapping]]] = ..., handle_version: _Optional[int] = ..., handles: _Optional[_Iterable[bytes]] = ..., counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    unmoved: int
+    def __init__(self, checkpoint_id: _Optional[int] = ..., split_version: _Optional[int] = ..., states: _Optional[_Iterable[_Union[SplitState, _Mapping]]] = ..., handle_version: _Optional[int] = ..., handles: _Optional[_Iterable[bytes]] = ..., counts: _Optional[_Mapping[str, int]] = ..., unmoved: _Optional[int] = ...) -> None: ...
 
 class SplitState(_message.Message):
     __slots__ = ("split", "finished")

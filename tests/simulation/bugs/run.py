@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from headrace.enumerator.progress import ReaderProgress
 from headrace.runners.local.checkpoints import RunCheckpoint
 from headrace.runners.local.commit.committer import RunCommitter
 from headrace.runners.local.commit.per_worker import PerWorkerCommit
@@ -71,6 +72,19 @@ def an_older_folder_takes_over_before_it_is_refused(*_: Any) -> Any:
 def the_sink_is_not_asked_before_a_commit(record: Any, self: Any, commits: Any) -> None:
     with patch.object(self._state.outputs[0].driver, "record", lambda commits: None):
         record(self, commits)
+
+
+@instead_of(ReaderProgress, "moved")
+def what_has_moved_is_reported_once(moved: Any, self: Any) -> Any:
+    """Whatever becomes of the checkpoint."""
+    found = moved(self)
+    self._moved.clear()
+    return found
+
+
+@instead_of(RunCore, "_is_unchanged")
+def a_checkpoint_is_left_out_though_positions_have_moved(_: Any, self: Any, checkpoint: Any) -> bool:
+    return self._stored_last is not None and not self._prepared and not self._stopping
 
 
 IN_RUNS = bugs_of(globals())

@@ -225,6 +225,16 @@ def test_a_snapshot_without_a_split_that_the_reader_holds_is_refused_and_changes
     assert only(driver.snapshot(1, 1, reading("b", 2, 9)), e.PersistCheckpoint)
 
 
+def test_a_snapshot_may_leave_out_as_many_splits_as_it_reports_to_be_where_they_were():
+    driver = collecting_job()
+    driver.snapshot(1, 1, reading("b", 2, 9))
+    with pytest.raises(ProtocolViolationError, match=r"does not report its splits \['a', 'c'\]"):
+        driver.send(e.ReaderSnapshotted(0, 1, {}, unmoved=1))
+    (persist,) = only(driver.send(e.ReaderSnapshotted(0, 1, {"c": reading("c", 4, 9)}, unmoved=1)), e.PersistCheckpoint)
+    at = {state.split.split_id: state.split.next_offset for state in persist.checkpoint.splits}
+    assert at == {"a": 0, "b": 2, "c": 4}
+
+
 @pytest.mark.parametrize(("states", "said"), [
     ([reading("b", 2, 9), reading("a", 4, 9)], "does not hold"),
     ([reading("b", 2, 9), finished("unknown", 4)], "does not hold"),

@@ -72,3 +72,17 @@ def test_a_batch_of_a_split_that_was_never_assigned_is_refused():
     said = r"^a batch of split a was delivered, but the split was never assigned to this reader$"
     with pytest.raises(ProtocolViolationError, match=said):
         progress_of().delivered(SplitBatch(split("a", 7), NOTHING))
+
+
+def test_what_has_moved_is_what_no_completed_checkpoint_has():
+    progress = progress_of(split("a", 5), split("b", 0), split("c", 0, 9))
+    assert progress.moved() == {}
+    progress.delivered(SplitBatch(split("a", 7), NOTHING))
+    progress.delivered(SplitBatch(split("c", 9, 9), NOTHING, finished=True))
+    reported = progress.snapshot()
+    assert progress.moved() == {"a": reading("a", 7), "c": finished("c", 9)}
+    progress.delivered(SplitBatch(split("a", 8), NOTHING))
+    progress.checkpoint_completed(reported)
+    assert progress.moved() == {"a": reading("a", 8)}
+    progress.assigned([split("a", 3)])
+    assert progress.moved() == {}

@@ -1355,7 +1355,7 @@ def test_splits_and_handles_travel_as_messages():
     assert messages.assigned(received.assign_splits) == splits
     states = {"a": SplitState(splits[0], False), "b": SplitState(splits[1], True)}
     for handles in ((), (MemoryHandle(3), MemoryHandle(4))):
-        event = WorkerSnapshotted(5, 8, states, handles, {"records_in": 3, "records_out": 1 << 40})
+        event = WorkerSnapshotted(5, 8, states, handles, {"records_in": 3, "records_out": 1 << 40}, unmoved=7)
         said = pb.FromWorker.FromString(messages.worker_snapshotted(event).SerializeToString())
         assert messages.reported(5, said.worker_snapshotted) == event
 

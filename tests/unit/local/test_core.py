@@ -10,6 +10,7 @@ from headrace.enumerator.errors import ProtocolViolationError, RunFailedError
 from headrace.enumerator.events import (
     DiscoverAfter,
     DiscoverInitial,
+    DiscoveryDue,
     FinishedReported,
     PublishPositions,
     ReportFinished,
@@ -31,6 +32,7 @@ from headrace.runners.local.events import (
     FailRun,
     JoinTimeout,
     KillWorker,
+    NoteUnchanged,
     NotifyCheckpointStored,
     PauseOver,
     Recover,
@@ -132,6 +134,62 @@ def test_a_checkpoint_is_positions_and_handles_of_all_workers():
     assert PublishPositions not in map(type, commands)  # a group shows what is visible
     assert [type(command) for command in run.handle(CheckpointCommitted(8))] == [PublishPositions]
     assert run.phase is RunPhase.RUNNING
+
+
+def unchanged(number, checkpoint_id):
+    return WorkerSnapshotted(number, checkpoint_id, {}, (), {}, unmoved=2)
+
+
+def committed(run, assigned):
+    """Checkpoint 8, to its end."""
+    stored(run, assigned)
+    run.handle(CheckpointCommitted(8))
+
+
+def test_a_checkpoint_that_says_what_the_last_one_says_is_not_stored_again():
+    """A run without data wrote all its positions, and asked for all ends, at each interval."""
+    run, assigned = running()
+    committed(run, assigned)
+    for checkpoint_id in (9, 10):
+        run.handle(CheckpointDue())
+        assert run.handle(unchanged(5, checkpoint_id)) == []
+        assert run.handle(unchanged(6, checkpoint_id)) == [NoteUnchanged(checkpoint_id)]
+        assert run.phase is RunPhase.RUNNING
+    run.handle(CheckpointDue())
+    run.handle(unchanged(5, 11))
+    commit = only(CommitCheckpoint, run.handle(snapshot(6, assigned[6], 11, 4)))
+    offsets = {state.split.split_id: state.split.next_offset for state in commit.checkpoint.splits}
+    assert offsets == {split.split_id: at for number, at in ((5, 3), (6, 4)) for split in assigned[number]}
+
+
+@pytest.mark.parametrize("what", ["the first", "handle", "split", "stop", "many"])
+def test_an_unchanged_checkpoint_is_stored_all_the_same_where_there_is_a_reason(what):
+    run, assigned = running(RunSchedule(10.0, timeout_s=40.0))
+    if what != "the first":
+        committed(run, assigned)
+    if what == "split":
+        run.handle(DiscoveryDue())
+        run.handle(SplitsDiscovered(DiscoveryResult([*SPLITS, MemorySplit("e", 0)])))
+    checkpoint_id = 8 if what == "the first" else 9
+    for _ in range(2 if what == "many" else 0):  # half of the timeout
+        run.handle(CheckpointDue())
+        run.handle(unchanged(5, checkpoint_id))
+        assert run.handle(unchanged(6, checkpoint_id)) == [NoteUnchanged(checkpoint_id)]
+        checkpoint_id += 1
+    run.handle(StopRequested() if what == "stop" else CheckpointDue())
+    run.handle(WorkerSnapshotted(5, checkpoint_id, {}, ("h",) if what == "handle" else (), {}, unmoved=3))
+    assert only(CommitCheckpoint, run.handle(unchanged(6, checkpoint_id)))
+
+
+def test_what_a_checkpoint_that_was_not_stored_says_is_not_what_the_last_one_says():
+    run, assigned = running(RunSchedule(10.0, tolerable_failed_checkpoints=1))
+    committed(run, assigned)
+    for checkpoint_id in (9, 10):
+        run.handle(CheckpointDue())
+        run.handle(snapshot(5, assigned[5], checkpoint_id, 4))
+        assert only(CommitCheckpoint, run.handle(unchanged(6, checkpoint_id)))
+        run.handle(CheckpointIsNotStored(checkpoint_id, "no space")) if checkpoint_id == 9 else None
+        run.handle(PauseOver())
 
 
 def test_execution_checkpointing_interval_counts_on_while_a_checkpoint_is_under_way():
