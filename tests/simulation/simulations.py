@@ -89,7 +89,7 @@ SIMULATIONS = (
         "worker killed": 300, "worker silent": 100, "coordinator killed": 300, "killed in commit": 40, "zombie": 80,
         "foreign coordinator": 350, "other": 1200, "stale folder refused": 25, "checkpoint failed": 200,
         "timer CheckpointTimedOut": 120, "not stored": 15, "transaction gone": 12, "expired OPEN": 30, "expired PREPARED": 25,
-        "stop": 100, "waits for a lock": 4,
+        "stop": 100, "waits for a lock": 4, "checkpoint unchanged": 200,
     }),
     Searched(OUTPUTS, 600, run.IN_OUTPUTS, {
         "worker killed": 400, "coordinator killed": 400, "killed in commit": 60, "foreign coordinator": 400,
