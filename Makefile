@@ -16,7 +16,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam demo-move demo-changes test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-splits soak-files soak-hybrid soak-changes soak-run soak-standby soak-tokens chaos fuzz values mutants requirements clean bench-files bench-changes test-clusters bench-latency
+.PHONY: help demo demo-beam demo-move demo-changes test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-splits soak-files soak-hybrid soak-changes soak-run soak-standby soak-tokens chaos fuzz values mutants requirements clean bench-files bench-changes test-clusters bench-latency bench-cost
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,7 +54,7 @@ lint: $(INSTALLED) ## Style, types, and the import rules between layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p headrace -p pyspark_headrace
-	$(BIN)/mypy --explicit-package-bases benchmarks/*.py benchmarks/restore/*.py benchmarks/delay/*.py benchmarks/chaos/*.py benchmarks/chaos/faults/*.py
+	$(BIN)/mypy --explicit-package-bases benchmarks/*.py benchmarks/restore/*.py benchmarks/costs/*.py benchmarks/delay/*.py benchmarks/chaos/*.py benchmarks/chaos/faults/*.py
 	$(BIN)/lint-imports
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m tests.helpers.typecheck
 
@@ -79,6 +79,9 @@ bench-changes: $(INSTALLED) ## PostgreSQL's changes alongside Debezium's engine 
 
 bench-growth: $(INSTALLED) ## What grows while a Beam pipeline reads 100 partitions on Flink (an hour; QUICK=1 for minutes)
 	$(BIN)/python -m benchmarks.beam_growth
+
+bench-cost: $(INSTALLED) ## What a copy costs alongside other systems, without data too, and by the number of partitions (two hours; QUICK=1 for ten minutes)
+	$(BIN)/python -m benchmarks.cost
 
 bench-restore: $(INSTALLED) ## Kills and restores under load, alongside other systems (hours; QUICK=1 for ten minutes)
 	$(BIN)/python -m benchmarks.restore_throughput

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.costs.report import section as cost_section
 from benchmarks.delay.report import section as delay_section
 from benchmarks.plot import plot
 from benchmarks.restore.report import section as restore_section
@@ -267,6 +268,7 @@ def report(results: Path, target: Path) -> Path:
             image = results / f"{group.replace(' ', '-')}.svg"
             _plot(chosen, title, image)
             lines += ["", f"## {title}", "", explained, "", *_table(chosen), "", f"![{title}]({image.relative_to(target)})"]
+    lines += cost_section(results)
     lines += delay_section(results, target)
     lines += restore_section(results, target)
     file = target / "RESULTS.md"
