@@ -223,7 +223,9 @@ def asked(monkeypatch):
 
     def record(connection, message):
         if isinstance(message, FetchRequest):
-            named, forgotten = ([n for topic in topics for n in topic.partitions] for topics in (message.topics, message.forgotten_topics_data))
+            named, forgotten = (
+                [n for topic in topics for n in topic.partitions] for topics in (message.topics, message.forgotten_topics_data)
+            )
             sent.append((len(named), len(forgotten), message.session_epoch))
         return send(connection, message)
 
@@ -254,7 +256,9 @@ def test_partitions_that_nothing_happens_to_are_asked_for_once(kafka, cluster, w
     assert [epoch for _, _, epoch in asked] == list(range(len(asked)))
 
 
-def test_a_partition_that_another_broker_leads_is_forgotten_by_the_old_one_and_comes_from_the_new_one(kafka, cluster, wide, asked):
+def test_a_partition_that_another_broker_leads_is_forgotten_by_the_old_one_and_comes_from_the_new_one(
+    kafka, cluster, wide, asked
+):
     with Fetcher(cluster, wide) as fetcher:
         wait_for(lambda: len(asked) > 5)
         kafka.move_leader("wide", 7, to=2)
