@@ -27,7 +27,7 @@ INTERVAL_MS = 1000
 """Between checkpoints or commits, of those that have them: Spark's connectors start a batch as soon as there is data."""
 
 OUTPUTS = 8
-START_S = 240.0
+START_S = 600.0
 DRAIN_S = 60.0
 VALUE_BYTES = 100
 PER_TRIGGER = 1_000_000
