@@ -33,7 +33,7 @@ class Schedule:
         self.rate, self._start_ns, self._sent = rate, now_ns, 0
 
     def due(self, now_ns: int, most: int) -> Ints:
-        """The due times of those that are due and were not given yet, at most so many; all of them, however late."""
+        """The due times of those that are due and were not given yet, at most `most`; all of them, however late."""
         count = min(int((now_ns - self._start_ns) / NS * self.rate) - self._sent, most)
         times = self._start_ns + np.arange(self._sent, self._sent + count) * (NS / self.rate)
         self._sent += count

@@ -185,7 +185,7 @@ class StagedRecord(Protocol[HandleT]):
     @abstractmethod
     def stage(self, commits: CommitList[HandleT]) -> None:
         """Write this list, so that a `Committer.record` of the same one has only to decide it. Until then it is not recorded:
-        another one may be staged or recorded instead, and a driver that takes over finds nothing of it. After an error `record`
+        another one may be staged or recorded instead, and the next driver finds nothing of it. After an error `record`
         does all of it again. Called after `Committer.fence`.
         """
 

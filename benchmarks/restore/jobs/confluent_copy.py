@@ -53,16 +53,16 @@ class Copier:
             }
         )
         self._member = member
+        self._every_s = settings.get("interval_ms", COMMIT_EVERY_MS) / 1000
         self._assigned: set[int] = set()
         self._looked_at = 0.0
 
     def run(self) -> None:
         """Until killed."""
         committed_at, copied, first = time.monotonic(), 0, True
-        every_s = self._told.get("interval_ms", COMMIT_EVERY_MS) / 1000
         while True:
             self._look_for_partitions()
-            for message in self._consumer.consume(CHUNK, min(POLL_S, every_s / 4)):
+            for message in self._consumer.consume(CHUNK, min(POLL_S, self._every_s / 4)):
                 if (error := message.error()) is not None:
                     if error.code() in PASSING:
                         continue
@@ -70,7 +70,7 @@ class Copier:
                 self._send(message.value(), message.key())
                 copied += 1
             self._producer.poll(0)
-            if copied and time.monotonic() - committed_at >= every_s:
+            if copied and time.monotonic() - committed_at >= self._every_s:
                 self.commit()
                 committed_at, copied = time.monotonic(), 0
                 if first:

@@ -135,7 +135,7 @@ class DriverLog:
         Readers of the commit topic wait for it meanwhile, at most for the transaction's timeout. After an error, which may be
         any of the client's, `write` starts over.
         """
-        self._staged = self._begun(value)
+        self._staged = self._opened(value)
 
     def _refuse_rival(self, value: bytes | None, error: BrokerError) -> None:
         """Raise FencedError if another driver has taken the id over, or has changed the list; else take it again, and read."""
@@ -168,14 +168,14 @@ class DriverLog:
 
     def _write(self, value: bytes | None) -> None:
         staged, self._staged = self._staged, None
-        written = staged if staged is not None and staged.value == value else self._begun(value)
+        written = staged if staged is not None and staged.value == value else self._opened(value)
         answer, self._producer = self._transactions.end(written.producer, self._protocol, TransactionResult.COMMIT)
         if answer is not Answer.DONE:
             code = ErrorCode.PRODUCER_FENCED if answer is Answer.UNKNOWN else ErrorCode.INVALID_TXN_STATE
             raise broker_error(code, f"writing the list of transactions of job {self._names.job!r}")
         self._parts, self._may_be_open = written.parts, False
 
-    def _begun(self, value: bytes | None) -> _Open:
+    def _opened(self, value: bytes | None) -> _Open:
         assert self._producer is not None
         if self._may_be_open:  # what was staged and is not to be committed, or has failed
             answer, self._producer = self._transactions.end(self._producer, self._protocol, TransactionResult.ABORT)
