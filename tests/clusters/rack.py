@@ -1,4 +1,4 @@
-"""Hosts of a rack: each with an address, a name, processes and a /tmp of its own, at a switch that loses what a test cuts.
+"""Hosts of a rack: each with an address, a name, processes and its own /tmp, at a switch that loses what a test cuts.
 
 A host is a process in new namespaces, which all of its programs share. Namespaces without a name end with their last process,
 and their links with them. So a rack leaves nothing behind, also where its test is killed (`guarded`). Needs root, on Linux.
@@ -21,7 +21,7 @@ from headrace.runners.user_cache import cache_directory
 from headrace.testing.servers.processes import guarded, tail
 
 NETWORKS = range(1, 255)
-NOBODY = "02:00:00:00:00:01"
+NO_HOST = "02:00:00:00:00:01"
 """A link address that no host has. What is sent there is lost, and no sender gets an error."""
 
 TOOLS = ("ip", "unshare", "nsenter", "mount")
@@ -159,9 +159,9 @@ class Rack:
     def cut(self, one: Host, other: Host) -> None:
         """From now on what they send to each other is lost, also on connections that exist."""
         for here, there in ((one, other), (other, one)):
-            _run("ip", "neigh", "replace", there.address, "lladdr", NOBODY, "dev", "eth0", "nud", "permanent", at=here.pid)
+            _run("ip", "neigh", "replace", there.address, "lladdr", NO_HOST, "dev", "eth0", "nud", "permanent", at=here.pid)
 
-    def mend(self, one: Host, other: Host) -> None:
+    def repair(self, one: Host, other: Host) -> None:
         for here, there in ((one, other), (other, one)):
             _run("ip", "neigh", "del", there.address, "dev", "eth0", at=here.pid)
 

@@ -70,7 +70,7 @@ def _broker(host: Host, node: int, advertised: dict, java: Sequence[str], cluste
 
 
 class Standalone:
-    """A master and workers of Spark, each on a host of its own."""
+    """A master and workers of Spark, each on its own host."""
 
     def __init__(self, rack: Rack, workers: int, cores: int = 1) -> None:
         archive_of_spark().at_hand()

@@ -26,7 +26,7 @@ def test_what_is_cut_is_lost_between_two_hosts_alone_until_it_is_mended(rack):
     rack.cut(one, server)
     assert not answers(one, server)
     assert answers(two, server)
-    rack.mend(one, server)
+    rack.repair(one, server)
     assert answers(one, server)
 
 

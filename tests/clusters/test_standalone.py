@@ -1,4 +1,4 @@
-"""Jobs on a standalone cluster of Spark: master, workers, brokers and driver each on a host of its own.
+"""Jobs on a standalone cluster of Spark: master, workers, brokers and driver each on its own host.
 
 The faults come one after another to one job, whose output is compared after each.
 """
@@ -157,7 +157,7 @@ def test_a_worker_is_cut_off_from_the_brokers(rack, brokers, spark, job):
     job.wait_for("as speculatable", before)
     job.survives()
     for broker in brokers.hosts:
-        rack.mend(spark.workers[0], broker)
+        rack.repair(spark.workers[0], broker)
     job.survives()
 
 
@@ -167,7 +167,7 @@ def test_a_worker_is_cut_off_from_the_driver_and_not_from_the_brokers(rack, spar
     rack.cut(spark.workers[0], driver)
     job.wait_for("Lost executor", before)
     job.survives()
-    rack.mend(spark.workers[0], driver)
+    rack.repair(spark.workers[0], driver)
     job.survives()
 
 

@@ -1,4 +1,4 @@
-"""Jobs on YARN with their checkpoints in HDFS: Hadoop's servers, brokers and drivers each on a host of their own."""
+"""Jobs on YARN with their checkpoints in HDFS: Hadoop's servers, brokers and drivers each on its own host."""
 
 import json
 import signal
@@ -103,7 +103,7 @@ def test_a_standby_on_another_host_continues_when_the_leader_is_cut_off_and_when
         second.wait_for("LEADING")
         copy.check(second.program.check)
         for other in (*brokers.hosts, second.host):
-            rack.mend(first.host, other)
+            rack.repair(first.host, other)
         first.wait_for("FOLLOWING", "ARMED")
         second.host.lose()
         copy.advance(first.program.check)
