@@ -2,7 +2,7 @@
 
     python -m benchmarks.changes [--quick] [--rounds 5] [--only headrace,debezium] [--work snapshot,log,delay]
 
-In each round all systems read the same rows, then the same backlog of changes, each from a slot of its own that was made
+In each round all systems read the same rows, then the same backlog of changes, each from its slot, which was made
 ahead of it, then changes under a steady load. A change's delay is from the clock in its statement, which commits by itself, to
 the program that counts it, or to the commit of the Delta table. Results go where `read_throughput.py` has its own.
 """

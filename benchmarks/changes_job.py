@@ -23,7 +23,7 @@ from headrace.postgresql import ChangesSource
 
 INTERVAL_S = 1.0
 WARM_UP = 5
-"""The first of so many parts of the delays is left out."""
+"""The first of this many parts of the delays is left out."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What reads a table's rows and its log: ours, Debezium's engine and Flink CDC, each in a new process, from a slot of its own.
+"""What reads a table's rows and its log: ours, Debezium's engine and Flink CDC, each in a new process, from its slot.
 
 Debezium's engine gives JSON without schemas, Flink CDC the rows of its SQL connector, ours Arrow batches. All count them;
 `headrace run` commits them to a Delta table each second.
@@ -80,16 +80,16 @@ def read(system: str, job: Job, started: Callable[[], None] = lambda: None) -> F
     """
     command = _COMMANDS[system](job)
     log = Path(job.folder, "log")
-    began = time.time()
+    since_s = time.time()
     with log.open("wb") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)  # noqa: S603 - our own
     with _killed_at_the_end(process), _sampled(process.pid) as sample:
         started()
-        answer = _committed(job, process, began) if job.is_run else _answered(process, log)
+        answer = _committed(job, process, since_s) if job.is_run else _answered(process, log)
     since = answer.get("since", answer["first"])
     per_s = (answer["records"] - answer["first_records"]) / (answer["last"] - since)
     quantiles = answer.get("p50_ms", 0.0), answer.get("p99_ms", 0.0)
-    first_s, cpu_s = answer["first"] - began, answer.get("cpu_s")
+    first_s, cpu_s = answer["first"] - since_s, answer.get("cpu_s")
     return Found(int(answer["records"]), per_s, first_s, cpu_s, sample.cpu_s, sample.peak_mb, *quantiles)
 
 
@@ -104,7 +104,7 @@ def _answered(process: subprocess.Popen[bytes], log: Path) -> dict[str, float]:
     return dict(json.loads(lines[-1]))
 
 
-def _committed(job: Job, process: subprocess.Popen[bytes], began: float) -> dict[str, float]:
+def _committed(job: Job, process: subprocess.Popen[bytes], since_s: float) -> dict[str, float]:
     """By the commits of its table, and when each was there."""
     records, first, first_records, last = 0, 0.0, 0, 0.0
     delays: list[np.ndarray] = []
@@ -113,7 +113,7 @@ def _committed(job: Job, process: subprocess.Popen[bytes], began: float) -> dict
     while records < job.expected:
         file = commits / f"{version:020}.json"
         if not file.is_file():
-            if process.poll() is not None or time.time() - began > _TIMEOUT_S:
+            if process.poll() is not None or time.time() - since_s > _TIMEOUT_S:
                 raise RuntimeError(f"it read {records} records: {Path(job.folder, 'log').read_text(errors='replace')[-2000:]}")
             time.sleep(_LOOK_S)
             continue
@@ -157,7 +157,7 @@ def _debezium(job: Job) -> list[str]:
         "snapshot.mode": "initial_only" if job.snapshot == "only" else "no_data",
         "tombstones.on.delete": "false",
         "converter.schemas.enable": "false",
-        # Not the default of 500, for which a batch that is not full waits. Larger batches are no faster.
+        # Not the default of 500, for which a batch that is not full waits. Larger batches are not faster.
         "poll.interval.ms": 10,
     }
     return _java(DEBEZIUM, "DebeziumCount", job, properties)

@@ -34,7 +34,7 @@ ON_FAKE = ("headrace-run", "headrace")
 PARTITIONS = {"load": (8,), "idle": (1, 100, 1000), "growth": (10, 100, 1000, 10_000)}
 QUICK_PARTITIONS = {"load": (8,), "idle": (1000,), "growth": (10, 100, 1000)}
 MOST_REAL = 1000
-"""A real broker takes some files for each partition, and minutes to make so many."""
+"""A real broker takes some files for each partition, and minutes to make that many."""
 
 console = Console()
 

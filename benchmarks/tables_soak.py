@@ -1,4 +1,4 @@
-"""SIGKILLs of jobs that write to Delta and Iceberg tables, and DuckDB, which reads the tables by code of its own, as the judge.
+"""SIGKILLs of jobs that write to Delta and Iceberg tables, and DuckDB, which reads the tables by its code, as the judge.
 
     python -m benchmarks.tables_soak [--kills 300] [--minutes 9] [--systems delta,iceberg,...] [--result FILE]
 

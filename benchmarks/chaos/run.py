@@ -232,7 +232,7 @@ def main(
             child.terminate()
 
     signal.signal(signal.SIGTERM, end_all)
-    context = multiprocessing.get_context("spawn")  # each has threads and processes of its own
+    context = multiprocessing.get_context("spawn")  # each has its threads and processes
     with ProcessPoolExecutor(testbeds, context) as pool:
         sys.exit(bool(sum(pool.map(campaign.run, range(seed, seed + testbeds)))))
 

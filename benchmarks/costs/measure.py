@@ -82,7 +82,7 @@ class Bench:
             delete_topic(self.broker.bootstrap, topic)
 
     def window(self, tree: ProcessTree, seconds: float) -> dict[str, Any]:
-        """What the job takes in so many seconds, and what the broker is asked meanwhile."""
+        """What the job takes in this many seconds, and what the broker is asked meanwhile."""
         asked, used, at = self.broker.answered(), cpu_s(tree), time.monotonic()
         with peak_memory(tree) as peak:
             time.sleep(seconds)

@@ -19,7 +19,7 @@ from headrace.enumerator.errors import CorruptDataError, DataLossError, Retriabl
 RECEIVE_BYTES = 4 << 20
 """One call receives about this many bytes of messages at most."""
 _FLOW_S = 0.01
-"""Where much is here at once, so that more follows, a call gathers it for so many seconds: each batch has a cost of its own."""
+"""Where much is here at once, so that more follows, a call gathers it for this many seconds: each batch has a cost."""
 _FLOW_BYTES = 16 << 10
 """That is much."""
 COMMAND_S = 30.0

@@ -32,7 +32,7 @@ final class Count {
         }
     }
 
-    /** So many records have come. */
+    /** That many records have come. */
     void add(long count) {
         if (records == 0) {
             firstAt = now();

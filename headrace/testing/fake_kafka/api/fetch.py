@@ -11,7 +11,7 @@ from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Message, consumer
 from headrace.testing.fake_kafka.state.logs.log import Log, ReadLimit
 from headrace.testing.fake_kafka.state.quotas import CONSUMER_RATE
-from headrace.testing.fake_kafka.state.sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchSession, Wanted, WantedKey
+from headrace.testing.fake_kafka.state.sessions import FINAL_EPOCH, INITIAL_EPOCH, KnownSession, Wanted, WantedKey
 from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition
 
 _TopicAnswer = consumer.FetchResponse.FetchableTopicResponse
@@ -50,7 +50,7 @@ def handle(call: Call) -> Message | Later:
     return Later(lambda last: _try_answer(call, session, items, last=last), call.request.max_wait_ms)
 
 
-def _session(call: Call) -> FetchSession | None:
+def _session(call: Call) -> KnownSession | None:
     request = call.request
     sessions = call.broker.sessions
     if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
@@ -61,7 +61,7 @@ def _session(call: Call) -> FetchSession | None:
     return sessions.find(request.session_id, request.session_epoch, call.now_ms)
 
 
-def _items(call: Call, session: FetchSession | None) -> Iterator[_Item]:
+def _items(call: Call, session: KnownSession | None) -> Iterator[_Item]:
     asked = list(_asked(call))
     if session is None:
         yield from asked
@@ -86,7 +86,7 @@ def _key(call: Call, topic: Message, index: int) -> WantedKey:
     return WantedKey("", topic.topic_id, index) if call.version >= _BY_ID else WantedKey(topic.topic, None, index)
 
 
-def _try_answer(call: Call, session: FetchSession | None, items: list[_Item], *, last: bool) -> Message | None:
+def _try_answer(call: Call, session: KnownSession | None, items: list[_Item], *, last: bool) -> Message | None:
     answers = []
     headroom = min(call.request.max_bytes, int(call.state.config["fetch.max.bytes"]))
     anything = False
@@ -186,7 +186,7 @@ def _divergence(log: Log, wanted: Wanted) -> tuple[int, int] | None:
     return (epoch, end_offset) if parts else None
 
 
-def _response(call: Call, session: FetchSession | None, answers: list[_Answer]) -> Message:
+def _response(call: Call, session: KnownSession | None, answers: list[_Answer]) -> Message:
     is_full = session is None or call.request.session_epoch == INITIAL_EPOCH
     reported = [answer for answer in answers if is_full or _is_news(session, answer)]
     if session is not None:
@@ -207,7 +207,7 @@ def _response(call: Call, session: FetchSession | None, answers: list[_Answer]) 
     return response
 
 
-def _is_news(session: FetchSession | None, answer: _Answer) -> bool:
+def _is_news(session: KnownSession | None, answer: _Answer) -> bool:
     if session is None or answer.size or answer.data.error_code or answer.diverges:
         return True
     return session.has_news(answer.key, answer.data.high_watermark, answer.data.log_start_offset)

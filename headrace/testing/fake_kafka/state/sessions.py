@@ -41,7 +41,7 @@ class _Remembered:
 
 
 @dataclass(slots=True)
-class FetchSession:
+class KnownSession:
     """One session; `epoch` is what the client's next request must have. The first answer is full."""
 
     id: int
@@ -72,13 +72,13 @@ class FetchSessions:
     """A broker's sessions; the one unused for longest gives way when there are too many."""
 
     def __init__(self) -> None:
-        self._sessions: dict[int, FetchSession] = {}
+        self._sessions: dict[int, KnownSession] = {}
         self._random = random.Random(0)  # noqa: S311  ids need to be different, not secret
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def find(self, session_id: int, epoch: int, now_ms: int) -> FetchSession:
+    def find(self, session_id: int, epoch: int, now_ms: int) -> KnownSession:
         """The session that an incremental request continues with. Raises error 70 or 71."""
         session = self._sessions.get(session_id)
         if session is None:
@@ -88,7 +88,7 @@ class FetchSessions:
         session.used_ms, session.epoch = now_ms, 1 if epoch == _MOST_EPOCH else epoch + 1
         return session
 
-    def create(self, slots: int, now_ms: int) -> FetchSession | None:
+    def create(self, slots: int, now_ms: int) -> KnownSession | None:
         """A new session; None without slots, which clients must take as well."""
         if slots < 1:
             return None
@@ -97,7 +97,7 @@ class FetchSessions:
         number = _NO_ID
         while number == _NO_ID or number in self._sessions:
             number = self._random.randrange(1, _MOST_EPOCH)
-        self._sessions[number] = FetchSession(number, now_ms)
+        self._sessions[number] = KnownSession(number, now_ms)
         return self._sessions[number]
 
     def close(self, session_id: int) -> None:
