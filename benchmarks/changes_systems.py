@@ -29,9 +29,10 @@ from headrace.runners.user_cache import find_java
 from headrace.testing.servers.jars import Bundle, installed
 
 SYSTEMS = ("headrace", "debezium", "flink-cdc", "headrace-run")
-DEBEZIUM_VERSION, FLINK_CDC_VERSION, FLINK_VERSION = "3.6.1.Final", "3.5.0", "1.20.5"
-"""The newest of Flink CDC that Maven Central has with this connector, and the newest Flink for it. On the 2.2.1 of the other
-benchmarks its reader ends: `NoSuchMethodError: SingleThreadFetcherManager.<init>(FutureCompletingBlockingQueue, Supplier)`."""
+DEBEZIUM_VERSION, FLINK_CDC_VERSION, FLINK_VERSION = "3.6.1.Final", "3.5.0", "1.20.1"
+"""The newest of Flink CDC that Maven Central has with this connector, and a Flink that it is made for. On the 2.2.1 of the
+other benchmarks its reader ends by a NoSuchMethodError: the constructor of `SingleThreadFetcherManager` that takes a
+`FutureCompletingBlockingQueue` and a `Supplier` is gone."""
 _HEAP = "-Xmx1g"
 _TIMEOUT_S, _SAMPLE_S, _LOOK_S = 600.0, 0.25, 0.05
 _SOURCES = Path(__file__).with_name("sources") / "changes"
