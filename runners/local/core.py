@@ -39,6 +39,9 @@ from headrace.runners.local import events as run
 from headrace.runners.local.balanced import BalancedPieces
 from headrace.runners.restarts import GiveUp, Restart, Restarts
 
+UNCHANGED_S = 5.0
+"""At least so often a checkpoint is stored, in seconds: so a run finds out that another one has taken over, and cleans up."""
+
 DECLINED_S = 0.1
 """After a checkpoint that failed the next is tried this many seconds later, or, unless the run is to stop, after the minimum
 pause if that is longer."""
@@ -70,8 +73,8 @@ class RunSchedule:
 
     @property
     def most_unchanged(self) -> int:
-        """This many checkpoints in a row may be left out as unchanged: no more than half of the timeout passes meanwhile."""
-        return int(self.timeout_s / 2 / self.longest_wait_s)
+        """This many checkpoints in a row may be left out as unchanged: no more than UNCHANGED_S passes meanwhile."""
+        return int(min(self.timeout_s / 2, UNCHANGED_S) / self.longest_wait_s)
 
     @property
     def longest_gap_s(self) -> float:

@@ -181,6 +181,7 @@ def test_available_now_reads_a_row_behind_much_that_others_have_written(url: str
     read = SplitRead(
         source=source_of(url, snapshot="never").source_of(0, None), checkpoint=str(tmp_path), limits=TaskLimits(seconds=0.01)
     )
+    (tmp_path / "metadata").touch()  # as Spark does
     planner = SplitPlanner(read)
     offset = planner.next_offsets(planner.initial_offsets())
     planner.close()
@@ -447,7 +448,7 @@ def rows_alone(source: ChangesSource) -> list[dict[str, Any]]:
 
 
 def test_rows_alone_are_read_in_a_beam_pipeline(url: str, tmp_path: Path) -> None:
-    with beam.Pipeline("BundleBasedDirectRunner") as pipeline:
+    with beam.Pipeline("FnApiRunner") as pipeline:
         rows = pipeline | ReadFromSource(source_of(url, snapshot="only", chunk_rows=700))
         _ = rows | beam.Map(lambda row: f"{row['_op']} {row['id']}") | beam.io.WriteToText(str(tmp_path / "rows"))
     lines = [line for path in tmp_path.iterdir() for line in path.read_text().splitlines()]

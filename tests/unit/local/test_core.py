@@ -148,7 +148,7 @@ def committed(run, assigned):
 
 def test_a_checkpoint_that_says_what_the_last_one_says_is_not_stored_again():
     """A run without data wrote all its positions, and asked for all ends, at each interval."""
-    run, assigned = running()
+    run, assigned = running(RunSchedule(2.0))
     committed(run, assigned)
     for checkpoint_id in (9, 10):
         run.handle(CheckpointDue())
@@ -164,14 +164,14 @@ def test_a_checkpoint_that_says_what_the_last_one_says_is_not_stored_again():
 
 @pytest.mark.parametrize("what", ["the first", "handle", "split", "stop", "many"])
 def test_an_unchanged_checkpoint_is_stored_all_the_same_where_there_is_a_reason(what):
-    run, assigned = running(RunSchedule(10.0, timeout_s=40.0))
+    run, assigned = running(RunSchedule(2.0))
     if what != "the first":
         committed(run, assigned)
     if what == "split":
         run.handle(DiscoveryDue())
         run.handle(SplitsDiscovered(DiscoveryResult([*SPLITS, MemorySplit("e", 0)])))
     checkpoint_id = 8 if what == "the first" else 9
-    for _ in range(2 if what == "many" else 0):  # half of the timeout
+    for _ in range(2 if what == "many" else 0):  # as many as take less than 5 s
         run.handle(CheckpointDue())
         run.handle(unchanged(5, checkpoint_id))
         assert run.handle(unchanged(6, checkpoint_id)) == [NoteUnchanged(checkpoint_id)]

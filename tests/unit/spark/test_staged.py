@@ -86,6 +86,7 @@ class Query:
 
 
 def _read_of(checkpoint: str, source: Any) -> SplitRead[Piece]:
+    Path(checkpoint, "metadata").touch()  # as Spark does
     return SplitRead(source=source, checkpoint=checkpoint, most_splits=2)
 
 
