@@ -23,6 +23,7 @@ from headrace.connectors.base.capabilities import (
     RowRouting,
     RowSharding,
     SingleCommit,
+    StagedRecord,
     TaskCleanup,
     Warmable,
     WriterCommit,
@@ -50,5 +51,5 @@ __all__ = [
     "Attempt", "Changes", "CommitList", "CommitListSerializer", "Committer", "Confirmation", "CopyPerSink", "EpochRecord",
     "FunctionSink", "GroupedEnd", "HandleSerializer", "ImmediateSink", "JobClaim", "JobCommitter", "LeftoverCleanup",
     "OutageRetry", "Outcome", "PreparedGoneError", "PromptLookup", "RecordedEpoch", "RowRouting", "RowSharding",
-    "SingleCommit", "TaskCleanup", "Transaction", "TwoPhaseSink", "Warmable", "WriterCommit", "check_job",
+    "SingleCommit", "StagedRecord", "TaskCleanup", "Transaction", "TwoPhaseSink", "Warmable", "WriterCommit", "check_job",
 ]  # fmt: skip
