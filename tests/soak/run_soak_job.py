@@ -113,7 +113,10 @@ def letters_go_their_own_way() -> None:
 
 _BUGS = (positions_of_the_checkpoint_before, dead_workers_are_not_cleaned_up, letters_go_their_own_way)
 BUGS = {bug.__name__: bug for bug in _BUGS}
-_OF_THE_SINK = {KafkaTransaction: ("write", "prepare"), KafkaCommitter: ("fence", "check", "record", "end", "clean_up")}
+_OF_THE_SINK = {
+    KafkaTransaction: ("write", "push", "prepare"),
+    KafkaCommitter: ("fence", "stage", "check", "record", "end", "clean_up"),
+}
 for patched, methods in {**_OF_THE_SINK, CheckpointStore: ("write",), RunMessages: ("reported",)}.items():
     for name in methods:
         inject(patched, name)
