@@ -110,9 +110,10 @@ class AddedTables:
         return replace(split, tables=tables, seam=seam)
 
     def may_read(self, split: LogSplit) -> bool:
-        """Whether the next chunk may be read where the log was read up to now. Asks the server."""
-        if split.skip or not (missing := self.missing(split)):
+        """Whether the next chunk may be read where the log was read up to now. Some are missing. Asks the server."""
+        if split.skip:
             return False
+        missing = self.missing(split)
         if partly_read(split, missing[0].table.full_name) is not None:
             return True
         if self._settling is None:

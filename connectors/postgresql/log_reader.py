@@ -51,7 +51,7 @@ def confirm_later(place: SlotPlace, lsn: int) -> None:
 class LogReader:
     """Owned by one thread. Connects when it is first polled.
 
-    `added` reads the rows of tables that the split lacks; None refuses such a split. `seam`: of the source.
+    `added` reads the rows of tables that the split lacks, until none are; None refuses such a split. `seam`: of the source.
     """
 
     def __init__(
@@ -82,6 +82,9 @@ class LogReader:
 
     def _begin(self, split: LogSplit) -> None:
         """As a reader that knows nothing of what was sent before."""
+        if self._added is not None and not self._added.missing(split):
+            self._added.close()
+            self._added = None
         self._is_started = False
         self._split = split
         self._to_skip = split.skip
@@ -109,10 +112,10 @@ class LogReader:
 
     def _read_chunk(self, added: AddedTables) -> SplitBatch[ChangesSplit]:
         """A new connection continues the log: the sender of this one knows the tables as they were."""
+        split, oid, texts = added.read_next(self._split)
         if self._is_started:
             self._log.close()
             self._decoder.close()
-        split, oid, texts = added.read_next(self._split)
         self._begin(split)
         return SplitBatch(split, self._rows.snapshot(oid, texts, split.position.lsn))
 
@@ -189,7 +192,7 @@ class LogReader:
     def _is_ours(self, relation: LoggedRelation) -> bool:
         """Raises DataLossError for another table that is named as one that is read."""
         if relation.oid in self._rows.tables:
-            return self._split.has_rows_of(relation.oid)
+            return self._added is None or self._split.has_rows_of(relation.oid)
         name = f"{relation.schema}.{relation.name}"
         if any(rows.table.full_name == name for rows in self._rows.tables.values()):
             raise created_again(name)
