@@ -25,6 +25,7 @@ import psutil
 import pyarrow.parquet as pq
 
 from benchmarks.changes_job import Job, delays_ms, quantiles
+from benchmarks.sampling import repeated
 from headrace.runners.user_cache import find_java
 from headrace.testing.servers.jars import Bundle, installed
 
@@ -227,23 +228,16 @@ class _Sample:
 @contextmanager
 def _sampled(pid: int) -> Iterator[_Sample]:
     """What a process and all below it use, several times a second."""
-    sample, is_over = _Sample(), threading.Event()
+    sample, cpu_s = _Sample(), dict[int, float]()
 
     def look() -> None:
-        cpu_s: dict[int, float] = {}
-        while not is_over.wait(_SAMPLE_S):
-            memory = 0
-            with suppress(psutil.Error):
-                for each in (first := psutil.Process(pid), *first.children(recursive=True)):
-                    with suppress(psutil.Error):
-                        cpu_s[each.pid] = sum(each.cpu_times()[:2])
-                        memory += each.memory_full_info().pss
-            sample.cpu_s, sample.peak_mb = sum(cpu_s.values()), max(sample.peak_mb, memory / 1e6)
+        memory = 0
+        with suppress(psutil.Error):
+            for each in (first := psutil.Process(pid), *first.children(recursive=True)):
+                with suppress(psutil.Error):
+                    cpu_s[each.pid] = sum(each.cpu_times()[:2])
+                    memory += each.memory_full_info().pss
+        sample.cpu_s, sample.peak_mb = sum(cpu_s.values()), max(sample.peak_mb, memory / 1e6)
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
+    with repeated(look, _SAMPLE_S):
         yield sample
-    finally:
-        is_over.set()
-        thread.join()

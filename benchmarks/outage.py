@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.environment import environment
-from benchmarks.restore.load import Controls, Load, load
+from benchmarks.restore.load import Controls, Load
 from benchmarks.restore.oracle import Log, Seen, judge, read_log
 from benchmarks.restore.process import ProcessTree
 from benchmarks.restore.records import identify
@@ -158,7 +158,7 @@ class Trial:
         self.controls = Controls()
         self.controls.partitions.value = PARTITIONS
         self._load: Load = stack.enter_context(
-            load(bootstrap, self._source, VALUE_BYTES, directory / "load.stamps", self.controls)
+            Load(bootstrap, self._source, VALUE_BYTES, directory / "load.stamps", self.controls)
         )
         self.subjects = [self._start(system, f"{name}-{system.name}", directory / system.name) for system in systems]
         for subject in self.subjects:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.restore.process import ProcessTree
+from benchmarks.sampling import repeated
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.positions import Latest
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
@@ -38,21 +38,13 @@ class Peak:
 @contextmanager
 def peak_memory(tree: ProcessTree) -> Iterator[Peak]:
     """Looks once a second, meanwhile."""
-    peak, over = Peak(), threading.Event()
+    peak = Peak()
 
     def look() -> None:
-        while True:
-            peak.seen = max(peak.seen, memory(tree))
-            if over.wait(MEMORY_EVERY_S):
-                return
+        peak.seen = max(peak.seen, memory(tree))
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
+    with repeated(look, MEMORY_EVERY_S):
         yield peak
-    finally:
-        over.set()
-        thread.join()
 
 
 def cpu_s(tree: ProcessTree) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.costs.brokers import Broker
 from benchmarks.costs.gauges import Visible, checkpoint_bytes, cpu_s, memory, peak_memory
-from benchmarks.restore.load import Controls, Writer, load
+from benchmarks.restore.load import Controls, Load, Writer
 from benchmarks.restore.process import ProcessTree
 from benchmarks.restore.records import RecordMaker
 from benchmarks.restore.systems import BY_NAME, HERE, Job, System
@@ -120,7 +120,7 @@ def under_load(made: Bench, rate: float, seconds: Seconds) -> dict[str, Any]:
     controls = Controls()
     controls.partitions.value, controls.rate.value = made.partitions, rate
     tree = made.start()
-    with load(made.broker.bootstrap, made.source, VALUE_BYTES, made.folder / "load.stamps", controls) as running:
+    with Load(made.broker.bootstrap, made.source, VALUE_BYTES, made.folder / "load.stamps", controls) as running:
         made.visible.wait(1, tree, START_S)
         time.sleep(seconds.warm_up)
         before = made.visible.end()

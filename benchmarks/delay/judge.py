@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from benchmarks.delay.records import SEQUENCE_BITS, Ints
+from benchmarks.restore.records import SEQUENCE_BITS, Ints
 
 PERCENTILES = {"p50": 500, "p99": 990, "p99.9": 999, "worst": 1000}
 """Of a thousand."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.delay.records import Ints, RecordMaker
+from benchmarks.delay.records import RecordMaker
+from benchmarks.restore.records import Ints
+from benchmarks.restore.watched import LoadProcess, spawning, whole_rows
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.format.encode import RecordEncoder
@@ -20,7 +19,6 @@ from headrace.connectors.kafka.write.transactions import Transactions
 
 TICK_S = 0.004
 MOST_A_TICK = 5_000
-STOP_S = 60.0
 NS = 1_000_000_000
 
 STAMPS = np.dtype([("due_ns", "<i8"), ("acknowledged_ns", "<i8"), ("records", "<i8")])
@@ -80,53 +78,14 @@ def _run(bootstrap: str, topic: str, value_bytes: int, partitions: int, file: st
     counts.send(writer.counts)
 
 
-class Load:
-    """The process, from the harness's side."""
+class Load(LoadProcess):
+    """The process, from the harness's side. `rate`: records per second, which may be set."""
 
     def __init__(self, bootstrap: str, topic: str, value_bytes: int, partitions: int, file: Path, rate: float) -> None:
         """Start it."""
-        context = multiprocessing.get_context("spawn")
-        self._file, self._stop = file, context.Event()
-        self.rate = context.Value("d", rate)
-        self._counts, theirs = context.Pipe()
-        arguments = (bootstrap, topic, value_bytes, partitions, str(file), self.rate, self._stop, theirs)
-        self._process = context.Process(target=_run, args=arguments, daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def check(self) -> None:
-        """Raise RuntimeError if it has ended by itself."""
-        if not self._process.is_alive():
-            raise RuntimeError("the load generator ended by itself; what it said is above")
-
-    def stop(self) -> list[int]:
-        """End it; how many records each input partition got, all acknowledged. Raises RuntimeError when it failed."""
-        self._stop.set()
-        if not self._counts.poll(STOP_S):
-            raise RuntimeError("the load generator did not end")
-        try:
-            found: list[int] = self._counts.recv()
-        except EOFError:
-            raise RuntimeError("the load generator ended by itself; what it said is above") from None
-        self._process.join()
-        return found
+        self._file, self.rate, over = file, spawning().Value("d", rate), spawning().Event()
+        super().__init__(_run, bootstrap, topic, value_bytes, partitions, str(file), self.rate, over, stop=over)
 
     def stamps(self) -> np.ndarray:
         """By tick: when its first record was due, when all were acknowledged, how many they were."""
-        raw = self._file.read_bytes()
-        return np.frombuffer(raw[: len(raw) // STAMPS.itemsize * STAMPS.itemsize], STAMPS)
-
-    def kill(self) -> None:
-        """Whatever it does."""
-        self._process.kill()
-        self._process.join()
-
-
-@contextmanager
-def load(bootstrap: str, topic: str, value_bytes: int, partitions: int, file: Path, rate: float) -> Iterator[Load]:
-    """A load that is gone when the context is left."""
-    running = Load(bootstrap, topic, value_bytes, partitions, file, rate)
-    try:
-        yield running
-    finally:
-        running.kill()
+        return whole_rows(self._file, STAMPS)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import numpy as np
 
 from benchmarks.delay.judge import Seen
 from benchmarks.delay.records import read_back
+from benchmarks.restore.watched import WatchedProcess, spawning, whole_rows
 from headrace.kafka import Earliest, KafkaSource
 
 ROW = np.dtype([("id", "<i8"), ("due_ns", "<i8"), ("at_ns", "<i8")])
@@ -30,38 +28,15 @@ def _run(bootstrap: str, topic: str, file: str, visible: Any) -> None:  # noqa: 
             visible.value += batch.num_rows
 
 
-class Probe:
-    """The process, from the harness's side."""
+class Probe(WatchedProcess):
+    """The process, from the harness's side. `visible`: how many records it was given."""
 
     def __init__(self, bootstrap: str, topic: str, file: Path) -> None:
         """Start it."""
-        context = multiprocessing.get_context("spawn")
-        self._file, self.visible = file, context.Value("q", 0)
-        self._process = context.Process(target=_run, args=(bootstrap, topic, str(file), self.visible), daemon=True)
-        self._process.start()
-
-    def check(self) -> None:
-        """Raise RuntimeError if it has ended by itself."""
-        if not self._process.is_alive():
-            raise RuntimeError("the probe ended by itself; what it said is above")
-
-    def kill(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.join()
+        self._file, self.visible = file, spawning().Value("q", 0)
+        super().__init__("the probe", _run, bootstrap, topic, str(file), self.visible)
 
     def seen(self) -> Seen:
         """What it was given until now."""
-        raw = self._file.read_bytes()
-        data = np.frombuffer(raw[: len(raw) // ROW.itemsize * ROW.itemsize], ROW)
+        data = whole_rows(self._file, ROW)
         return Seen(data["id"].copy(), data["due_ns"].copy(), data["at_ns"].copy())
-
-
-@contextmanager
-def probe(bootstrap: str, topic: str, file: Path) -> Iterator[Probe]:
-    """A probe that is gone when the context is left."""
-    running = Probe(bootstrap, topic, file)
-    try:
-        yield running
-    finally:
-        running.kill()

@@ -8,15 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-HEAD = np.dtype([("origin", "<u4"), ("sequence", "<u8"), ("due_ns", "<i8")])
-KEY_BYTES = 12
-SEQUENCE_BITS = 40
-_FILLING_ROWS = 4096
+from benchmarks.restore.records import Ints, batch, record_ids
 
-Ints = npt.NDArray[np.int64]
+HEAD = np.dtype([("origin", "<u4"), ("sequence", "<u8"), ("due_ns", "<i8")])
+_FILLING_ROWS = 4096
 
 
 class RecordMaker:
@@ -32,14 +29,7 @@ class RecordMaker:
         head = np.zeros(count, HEAD)
         head["origin"], head["sequence"], head["due_ns"] = origin, np.arange(first, first + count), due_ns
         rows[:, : HEAD.itemsize] = head.view(np.uint8).reshape(count, HEAD.itemsize)
-        columns = [_binary(rows), _binary(rows[:, :KEY_BYTES]), pa.array(np.full(count, origin, np.int32))]
-        return pa.RecordBatch.from_arrays(columns, ["value", "key", "partition"])
-
-
-def _binary(rows: npt.NDArray[np.uint8]) -> pa.Array:
-    count, width = rows.shape
-    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
-    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(rows.tobytes())])
+        return batch(origin, rows)
 
 
 @dataclass(frozen=True)
@@ -55,8 +45,3 @@ def read_back(values: pa.Array) -> Read:
     heads = np.frombuffer(b"".join(value[: HEAD.itemsize].ljust(HEAD.itemsize, b"\xff") for value in values.to_pylist()), HEAD)
     ids = record_ids(heads["origin"].astype(np.int64), heads["sequence"].astype(np.int64))
     return Read(np.where(heads["origin"] == np.uint32(0xFFFFFFFF), -1, ids), heads["due_ns"].astype(np.int64))
-
-
-def record_ids(origin: Ints, sequence: Ints) -> Ints:
-    """One number for each record."""
-    return (origin << SEQUENCE_BITS) | sequence

@@ -14,11 +14,12 @@ import numpy as np
 import psutil
 
 from benchmarks.delay.judge import Flaws, Seen, delays_ms, judge, percentiles
-from benchmarks.delay.load import NS, Load, load
-from benchmarks.delay.probe import Probe, probe
+from benchmarks.delay.load import NS, Load
+from benchmarks.delay.probe import Probe
 from benchmarks.delay.systems import Subject
 from benchmarks.restore.process import ProcessTree
 from benchmarks.restore.systems import Job
+from benchmarks.restore.watched import POLL_S, wait_for
 from headrace.testing.servers.kafka import create_topic, delete_topic
 
 VALUE_BYTES = 100
@@ -26,7 +27,6 @@ PARTITIONS = 4
 RATES = (1_000, 20_000)
 TRICKLE = 200.0
 PER_TRIGGER = 200_000
-POLL_S = 0.05
 START_S = 180.0
 RESTORE_S = 120.0
 CAUGHT_UP_S = 3.0
@@ -61,14 +61,7 @@ class Rig:
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Until it is so, at most so long; whether it is. Raises RuntimeError when a process has ended by itself."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            for process in (self.tree, self.probe, self.load):
-                process.check()
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(POLL_S)
-        return True
+        return wait_for(condition, seconds, (self.tree, self.probe, self.load))
 
     def wait(self, seconds: float) -> None:
         """Let it run, and watch."""
@@ -98,8 +91,8 @@ def run(bootstrap: str, subject: Subject, timing: Timing, directory: Path, tell:
         subject.system.parallelism, PER_TRIGGER,
     )  # fmt: skip
     with (
-        probe(bootstrap, target, directory / "probe.rows") as watching,
-        load(bootstrap, source, VALUE_BYTES, PARTITIONS, directory / "load.stamps", TRICKLE) as running,
+        Probe(bootstrap, target, directory / "probe.rows") as watching,
+        Load(bootstrap, source, VALUE_BYTES, PARTITIONS, directory / "load.stamps", TRICKLE) as running,
     ):
         rig = Rig(bootstrap, subject, directory, running, watching, job)
         try:

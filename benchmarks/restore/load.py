@@ -6,15 +6,10 @@ machine the load must not take the processor from what is measured. The oracle c
 
 from __future__ import annotations
 
-import functools
 import math
-import multiprocessing
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +17,7 @@ import numpy as np
 
 from benchmarks.restore.records import RecordMaker, batch
 from benchmarks.restore.timeline import Curve
+from benchmarks.restore.watched import LoadProcess, spawning, whole_rows
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.format.encode import RecordEncoder
@@ -31,7 +27,6 @@ from headrace.connectors.kafka.write.transactions import Transactions
 TICK_S = 0.01
 MOST_A_TICK = 20_000
 NO_WINDOW = math.inf
-STOP_S = 60.0
 OUTLASTING_MS = "3600000"
 """The load outlasts the outage that it is there to measure."""
 
@@ -39,12 +34,7 @@ _STAMP = struct.Struct("<dQ")
 
 
 def _shared(kind: str, value: float) -> Any:  # noqa: ANN401 - a ctypes value
-    return _context().Value(kind, value)
-
-
-@functools.cache
-def _context() -> SpawnContext:
-    return multiprocessing.get_context("spawn")
+    return spawning().Value(kind, value)
 
 
 @dataclass
@@ -58,7 +48,7 @@ class Controls:
     rate: Any = field(default_factory=lambda: _shared("d", 0.0))
     window: Any = field(default_factory=lambda: _shared("d", NO_WINDOW))
     partitions: Any = field(default_factory=lambda: _shared("q", 0))
-    stop: Any = field(default_factory=lambda: _context().Event())
+    stop: Any = field(default_factory=lambda: spawning().Event())
     produced: Any = field(default_factory=lambda: _shared("q", 0))
     visible: Any = field(default_factory=lambda: _shared("q", 0))
     behind: Any = field(default_factory=lambda: _shared("q", 0))
@@ -121,58 +111,15 @@ def _run(bootstrap: str, topic: str, value_bytes: int, file: str, controls: Cont
     counts.send(writer.counts)
 
 
-class Load:
+class Load(LoadProcess):
     """The process, from the harness's side."""
 
     def __init__(self, bootstrap: str, topic: str, value_bytes: int, file: Path, controls: Controls) -> None:
         """Start it."""
-        self._file, self._controls = file, controls
-        self._counts, theirs = _context().Pipe()
-        arguments = (bootstrap, topic, value_bytes, str(file), controls, theirs)
-        self._process = _context().Process(target=_run, args=arguments, daemon=True)
-        self._process.start()
-        theirs.close()
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        assert self._process.pid is not None
-        return self._process.pid
-
-    def check(self) -> None:
-        """Raise RuntimeError if it has ended by itself."""
-        if not self._process.is_alive():
-            raise RuntimeError("the load generator ended by itself; what it said is above")
-
-    def stop(self) -> list[int]:
-        """End it; how many records each input partition got, all acknowledged. Raises RuntimeError when it failed."""
-        self._controls.stop.set()
-        if not self._counts.poll(STOP_S):
-            raise RuntimeError("the load generator did not end")
-        try:
-            found: list[int] = self._counts.recv()
-        except EOFError:
-            raise RuntimeError("the load generator ended by itself; what it said is above") from None
-        self._process.join()
-        return found
+        self._file = file
+        super().__init__(_run, bootstrap, topic, value_bytes, str(file), controls, stop=controls.stop)
 
     def curve(self) -> Curve:
         """When how many were acknowledged, until now."""
-        raw = self._file.read_bytes()
-        data = np.frombuffer(raw[: len(raw) // _STAMP.size * _STAMP.size], np.dtype([("at", "<f8"), ("total", "<u8")]))
+        data = whole_rows(self._file, [("at", "<f8"), ("total", "<u8")])
         return Curve(data["at"].copy(), data["total"].astype(np.int64))
-
-    def kill(self) -> None:
-        """Whatever it does."""
-        self._process.kill()
-        self._process.join()
-
-
-@contextmanager
-def load(bootstrap: str, topic: str, value_bytes: int, file: Path, controls: Controls) -> Iterator[Load]:
-    """A load that is gone when the context is left."""
-    running = Load(bootstrap, topic, value_bytes, file, controls)
-    try:
-        yield running
-    finally:
-        running.kill()

@@ -6,17 +6,15 @@ some of the systems. The oracle, which does not, checks that it was given exactl
 
 from __future__ import annotations
 
-import multiprocessing
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.restore.load import Controls
 from benchmarks.restore.oracle import Seen
+from benchmarks.restore.watched import WatchedProcess, whole_rows
 from headrace.kafka import Earliest, KafkaSource
 
 _STAMP = struct.Struct("<dqqqq")
@@ -35,44 +33,15 @@ def _run(bootstrap: str, topic: str, file: str, controls: Controls) -> None:
             controls.visible.value += rows
 
 
-class Probe:
+class Probe(WatchedProcess):
     """The process, from the harness's side."""
 
     def __init__(self, bootstrap: str, topic: str, file: Path, controls: Controls) -> None:
         """Start it."""
         self._file = file
-        context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=_run, args=(bootstrap, topic, str(file), controls), daemon=True)
-        self._process.start()
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        assert self._process.pid is not None
-        return self._process.pid
-
-    def check(self) -> None:
-        """Raise RuntimeError if it has ended by itself."""
-        if not self._process.is_alive():
-            raise RuntimeError("the probe ended by itself; what it said is above")
-
-    def kill(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.join()
+        super().__init__("the probe", _run, bootstrap, topic, str(file), controls)
 
     def seen(self) -> Seen:
         """What it was given until now."""
-        raw = self._file.read_bytes()
-        data = np.frombuffer(raw[: len(raw) // _ROW.itemsize * _ROW.itemsize], _ROW)
+        data = whole_rows(self._file, _ROW)
         return Seen(*(data[name].copy() for name in ("at", "partition", "first", "last", "rows")))
-
-
-@contextmanager
-def probe(bootstrap: str, topic: str, file: Path, controls: Controls) -> Iterator[Probe]:
-    """A probe that is gone when the context is left."""
-    running = Probe(bootstrap, topic, file, controls)
-    try:
-        yield running
-    finally:
-        running.kill()

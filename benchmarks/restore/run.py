@@ -17,17 +17,17 @@ import numpy as np
 import psutil
 
 from benchmarks.restore.broker_bytes import BrokerBytes
-from benchmarks.restore.load import NO_WINDOW, Controls, Load, load
+from benchmarks.restore.load import NO_WINDOW, Controls, Load
 from benchmarks.restore.oracle import OracleResult, Seen, first_seen, judge, read_logs
-from benchmarks.restore.probe import Probe, probe
+from benchmarks.restore.probe import Probe
 from benchmarks.restore.process import ProcessTree
 from benchmarks.restore.scenarios import Phase, Scenario
 from benchmarks.restore.systems import Job, System, Victim
 from benchmarks.restore.timeline import ECHO_S, Curve, Moments, lag_level, restore, series
+from benchmarks.restore.watched import POLL_S, wait_for
 from headrace.testing.servers.kafka import add_partitions, create_topic, delete_topic
 
 PARTITIONS = 8
-POLL_S = 0.05
 PHASE_POLL_S = 0.001
 TRICKLE = 400.0
 LOOK_EVERY_S = 0.5
@@ -161,8 +161,8 @@ class Rig:
         """With load and probe, and whatever `start` starts; nothing is left of them, nor of the topics."""
         size = self.work.value_bytes
         with (
-            probe(self.bootstrap, self.target, self.directory / "probe.stamps", self.controls) as self._probe,
-            load(self.bootstrap, self.source, size, self.directory / "load.stamps", self.controls) as self._load,
+            Probe(self.bootstrap, self.target, self.directory / "probe.stamps", self.controls) as self._probe,
+            Load(self.bootstrap, self.source, size, self.directory / "load.stamps", self.controls) as self._load,
         ):
             try:
                 yield
@@ -187,16 +187,7 @@ class Rig:
         assert self.tree is not None
         assert self._probe is not None
         assert self._load is not None
-        deadline = time.monotonic() + seconds
-        while True:
-            for process in (self.tree, self._probe, self._load):
-                process.check()
-            self.samples.take()
-            if condition():
-                return True
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(POLL_S)
+        return wait_for(condition, seconds, (self.tree, self._probe, self._load), self.samples.take)
 
     def warm_up(self) -> None:
         """Start it, and wait for its first record. Raises RuntimeError when none comes."""

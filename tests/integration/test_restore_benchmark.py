@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.restore.broker_bytes import BrokerBytes, broker_bytes, free_port
 from benchmarks.restore.capacity import capacity
-from benchmarks.restore.load import Controls, load
+from benchmarks.restore.load import Controls, Load
 from benchmarks.restore.oracle import Log, judge, read_log
-from benchmarks.restore.probe import probe
+from benchmarks.restore.probe import Probe
 from benchmarks.restore.run import Timing, Work, run
 from benchmarks.restore.scenarios import Scenario
 from benchmarks.restore.systems import BY_NAME
@@ -72,8 +72,8 @@ def test_what_the_load_says_it_wrote_is_in_the_topic_and_the_probe_sees_it_all(b
     name = created(broker.bootstrap, topic, 3)
     controls = Controls()
     controls.partitions.value, controls.rate.value = 3, 2000.0
-    seeing = probe(broker.bootstrap, name, tmp_path / "probe", controls)
-    with seeing as watching, load(broker.bootstrap, name, 100, tmp_path / "load", controls) as running:
+    seeing = Probe(broker.bootstrap, name, tmp_path / "probe", controls)
+    with seeing as watching, Load(broker.bootstrap, name, 100, tmp_path / "load", controls) as running:
         eventually(lambda: controls.produced.value >= 3000, seconds=TIMEOUT_S, check=running.check)
         counts = running.stop()
         eventually(lambda: controls.visible.value >= sum(counts), seconds=TIMEOUT_S, check=watching.check)

@@ -5,7 +5,8 @@ import pytest
 
 from benchmarks.delay.judge import Seen, delays_ms, judge, percentiles
 from benchmarks.delay.load import NS, Schedule
-from benchmarks.delay.records import HEAD, RecordMaker, read_back, record_ids
+from benchmarks.delay.records import HEAD, RecordMaker, read_back
+from benchmarks.restore.records import record_ids
 
 PRODUCED = [3, 2]
 MS = NS // 1000
