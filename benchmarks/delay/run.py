@@ -72,6 +72,11 @@ class Rig:
         self.tree.kill()
         self.tree = self._started()
 
+    def shown(self) -> Callable[[], bool]:
+        """Makes a condition: what is acknowledged until now, and a second's load more, is visible."""
+        due = int(self.load.stamps()["records"].sum()) + int(self.load.rate.value)
+        return lambda: int(self.probe.visible.value) >= due
+
     @property
     def lag(self) -> int:
         """Acknowledged and not visible yet; negative with duplicates."""
@@ -138,6 +143,7 @@ def _measure(rig: Rig, timing: Timing, tell: Tell) -> list[Window]:
         rig.wait(timing.steady_s)
         used = {kind: round(after - before[kind], 2) for kind, after in rig.tree.cpu_seconds().items()}
         windows.append(Window("steady", rate, since_ns, time.monotonic_ns(), used, rig.lag))
+    rig.wait_for(rig.shown(), QUIET_S)  # or the kill would be in the delays of the window before it
     tell("is killed")
     since_ns = time.monotonic_ns()
     rig.restart()
