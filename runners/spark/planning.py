@@ -8,6 +8,7 @@ is not known either, only what is nearly nothing shares a task.
 
 from __future__ import annotations
 
+import heapq
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -83,9 +84,10 @@ def plan_tasks(
     pieces = [piece for item in filled for piece in _cut(item, math.ceil(item.size / (max_task_records or item.size)))]
     if min_tasks is not None:
         return [[piece] for piece in _split_to_count(pieces, min_tasks)]
-    share = 0 if parallelism is None else math.ceil(sum(piece.size for piece in pieces) / parallelism)
-    headroom = min(max(share, LEAST_TASK_RECORDS), TASK_RECORDS)
-    return _pack(pieces, min(headroom, max_task_records or headroom))
+    total = sum(piece.size for piece in pieces)
+    most = min(LEAST_TASK_RECORDS if parallelism is None else TASK_RECORDS, max_task_records or TASK_RECORDS)
+    share = max(LEAST_TASK_RECORDS, 0 if parallelism is None else math.ceil(total / parallelism))
+    return _pack(pieces, math.ceil(total / min(share, most)), most)
 
 
 def _split_to_count(pieces: list[OffsetRange], count: int) -> list[OffsetRange]:
@@ -100,16 +102,26 @@ def _cut(item: OffsetRange, parts: int) -> list[OffsetRange]:
     return [replace(item, start=start, stop=stop) for start, stop in pairwise(edges)]
 
 
-def _pack(pieces: list[OffsetRange], limit: int) -> list[list[OffsetRange]]:
-    tasks: list[list[OffsetRange]] = []
-    headroom = 0
-    for piece in sorted(pieces, key=lambda piece: (piece.split_id, piece.start)):
-        if piece.size > headroom or not tasks:
-            tasks.append([])
-            headroom = limit
-        tasks[-1].append(piece)
-        headroom -= piece.size
-    return tasks
+def _pack(pieces: list[OffsetRange], count: int, most: int) -> list[list[OffsetRange]]:
+    """About this many tasks, as even as may be: the largest first, each into the task that has least (LPT scheduling).
+
+    One task more than there are cores would keep most of them waiting for it.
+    """
+    tasks: list[list[OffsetRange]] = [[] for _ in range(count)]
+    loads = [(0, place) for place in range(count)]
+    for piece in sorted(pieces, key=lambda piece: (-piece.size, piece.split_id, piece.start)):
+        load, place = loads[0]
+        if load and load + piece.size > most:
+            heapq.heappush(loads, (piece.size, len(tasks)))
+            tasks.append([piece])
+        else:
+            heapq.heapreplace(loads, (load + piece.size, place))
+            tasks[place].append(piece)
+    return sorted((sorted(task, key=_place) for task in tasks if task), key=lambda task: _place(task[0]))
+
+
+def _place(piece: OffsetRange) -> tuple[str, int]:
+    return piece.split_id, piece.start
 
 
 def packed(splits: Sequence[SplitT], parallelism: int | None) -> list[list[SplitT]]:

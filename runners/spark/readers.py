@@ -23,6 +23,7 @@ from headrace.enumerator.split import OffsetSplitT, SplitT
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.planning import OffsetRange, told_parallelism
 from headrace.runners.spark.reports import QUERY_ID, report
+from headrace.runners.spark.source_planner import Pace
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.runners.spark.tasks import read_splits
 
@@ -118,6 +119,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
         """Of the driver's process: a worker's copy has none."""
         return StreamPlanner(self._job, self._clock)
 
+    @cached_property
+    def _pace(self) -> Pace:
+        return Pace(self._clock)
+
     def __getstate__(self) -> dict[str, Any]:
         return {"_job": self._job}
 
@@ -133,7 +138,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         most, least = _bounds(limit, self._job.limits.min_offsets)
-        end = self._planner.next_offsets(text_of(start), most, least)
+        text = text_of(start)
+        end = self._pace.look(text, lambda: self._planner.next_offsets(text, most, least))
         report(None)  # of which query, is not known here
         return offset_of(end)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Generic
 
 from headrace.enumerator.checkpoint import CheckpointSerializer
@@ -14,6 +15,32 @@ from headrace.enumerator.source_driver import FailureLog, PositionPublisher
 from headrace.enumerator.split import SplitT
 
 log = logging.getLogger(__name__)
+
+IDLE_SHARE = 0.1
+"""Of the time of a query without data, looks take no more than this, unless that makes them come more rarely than LOOK_S."""
+
+LOOK_S = 0.1
+
+
+class Pace:
+    """Of the looks of one run of a query: Spark asks a hundred times a second as long as there is no data.
+
+    Only a look that soon follows one without news has to wait: in a query with another source, which has news, none does.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._not_before: float | None = None
+
+    def look(self, start: str, find: Callable[[], str]) -> str:
+        """What `find` returns, where the next batch ends: `start` if there is nothing to be read."""
+        if self._not_before is not None and (early_s := self._not_before - self._clock()) > 0:
+            self._sleep(early_s)
+        before = self._clock()
+        end = find()
+        after = self._clock()
+        self._not_before = after + min(LOOK_S, (after - before) * (1 / IDLE_SHARE - 1)) if end == start else None
+        return end
 
 
 class SourcePlanner(Generic[SplitT]):

@@ -17,6 +17,7 @@ from headrace.runners.spark.bounded import converted, loaded, pickled
 from headrace.runners.spark.planning import told_parallelism
 from headrace.runners.spark.readers import offset_of, text_of
 from headrace.runners.spark.reports import QUERY_ID, report
+from headrace.runners.spark.source_planner import Pace
 from headrace.runners.spark.split_state import Unread
 from headrace.runners.spark.split_stream import PlannedTask, SplitPlanner, SplitRead
 from headrace.runners.spark.tasks import read_splits, well_sized
@@ -44,6 +45,10 @@ class SplitStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Gen
         """Of the driver's process: a worker's copy has none."""
         return SplitPlanner(self._job)
 
+    @cached_property
+    def _pace(self) -> Pace:
+        return Pace()
+
     def __getstate__(self) -> dict[str, Any]:
         return {"job": pickled(self._job), "schema": self._schema}  # Spark need not know how a source is pickled
 
@@ -60,7 +65,8 @@ class SplitStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Gen
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         if isinstance(limit, ReadAllAvailable):  # of a query that is triggered once
             self._planner.take_all()
-        end = self._planner.next_offsets(text_of(start))
+        text = text_of(start)
+        end = self._pace.look(text, lambda: self._planner.next_offsets(text))
         report(None)  # of which query, is not known here
         return offset_of(end)
 

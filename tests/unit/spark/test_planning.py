@@ -104,7 +104,8 @@ def test_without_being_reported_the_parallelism_is_not_known(monkeypatch):
 
 def test_a_task_is_filled_to_its_last_record():
     full = [OffsetRange("a", 0, LEAST_TASK_RECORDS - 1), OffsetRange("b", 0, 1)]
-    assert plan_tasks([*full, OffsetRange("c", 0, 1)]) == [full, [OffsetRange("c", 0, 1)]]
+    assert plan_tasks(full) == [full]
+    assert len(plan_tasks([*full, OffsetRange("c", 0, 1)])) == 2
 
 
 def test_ranges_are_packed_in_the_order_of_their_splits():
@@ -115,8 +116,24 @@ def test_ranges_are_packed_in_the_order_of_their_splits():
 
 def test_a_range_as_large_as_a_task_has_one_to_itself():
     large = OffsetRange("b", 0, TASK_RECORDS)
-    ranges = [OffsetRange("a", 0, 10), large, OffsetRange("c", 0, 10)]
-    assert plan_tasks(ranges, parallelism=1) == [[item] for item in ranges]
+    small = [OffsetRange("a", 0, 10), OffsetRange("c", 0, 10)]
+    assert plan_tasks([*small, large], parallelism=1) == [small, [large]]
+
+
+@pytest.mark.parametrize("sizes", [(2050, 2010, 1990, 1950), (3000, 2000, 2000, 1000), (1, 4000, 2000, 2001, 1)])
+def test_there_is_no_task_more_than_can_run_at_once(sizes):
+    """Regression: four partitions with nearly the same number of records were three tasks for two cores, one after the other."""
+    ranges = [OffsetRange(f"s{number}", 0, size) for number, size in enumerate(sizes)]
+    tasks = plan_tasks(ranges, parallelism=2)
+    assert len(tasks) == 2
+    assert max(sum(item.size for item in task) for task in tasks) <= sum(sizes) / 2 * 1.01
+
+
+@given(RANGES, st.integers(1, 50))
+def test_packed_tasks_are_few_and_the_same_whatever_the_order_of_the_ranges(ranges, parallelism):
+    tasks = plan_tasks(ranges, parallelism=parallelism)
+    assert tasks == plan_tasks(ranges[::-1], parallelism=parallelism)
+    assert len(tasks) <= max(parallelism, 2 * math.ceil(sum(item.size for item in ranges if item.size > 0) / TASK_RECORDS))
 
 
 def test_a_large_range_is_cut_evenly():

@@ -13,6 +13,7 @@ from headrace.enumerator.ledger import SplitState
 from headrace.runners.local.savepoints import Savepoint
 from headrace.runners.spark import tasks as task_reading
 from headrace.runners.spark.log_read import Limits, LogOffsets, LogRead
+from headrace.runners.spark.source_planner import LOOK_S, Pace
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.runners.spark.tasks import LARGE_BATCH_BYTES, SMALL_BATCH_BYTES, read_splits, well_sized
 from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
@@ -1035,3 +1036,54 @@ def test_a_replayed_batch_is_planned_the_same_by_another_planner(log):
     first = query.planner.tasks(query.planner.initial_offsets(), query.offset_log[0])
     other = replace(query, offset_log=[], committed=0)
     assert other.planner.tasks(other.planner.initial_offsets(), query.offset_log[0]) == first
+
+
+class TestPace:
+    """How often a query without data looks for some."""
+
+    class Clock:
+        def __init__(self):
+            self.now_s, self.slept_s = 100.0, 0.0
+
+        def __call__(self):
+            return self.now_s
+
+        def sleep(self, seconds):
+            self.slept_s += seconds
+            self.now_s += seconds
+
+        def look(self, end, took_s):
+            def find():
+                self.now_s += took_s
+                return end
+
+            return find
+
+    @pytest.fixture
+    def clock(self):
+        return self.Clock()
+
+    @pytest.fixture
+    def pace(self, clock):
+        return Pace(clock, clock.sleep)
+
+    def test_looks_without_news_take_a_tenth_of_the_time(self, clock, pace):
+        for _ in range(11):
+            assert pace.look("a", clock.look("a", 0.004)) == "a"
+        assert clock.slept_s == pytest.approx(10 * 0.036)
+
+    def test_a_slow_look_is_repeated_soon_all_the_same(self, clock, pace):
+        for _ in range(2):
+            pace.look("a", clock.look("a", 1.5))
+        assert clock.slept_s == pytest.approx(LOOK_S)
+
+    def test_a_look_with_news_is_followed_by_the_next_at_once(self, clock, pace):
+        for end in ("b", "c", "c"):
+            pace.look("a", clock.look(end, 0.004))
+        assert clock.slept_s == 0
+
+    def test_a_query_that_had_something_else_to_do_meanwhile_does_not_wait(self, clock, pace):
+        for _ in range(5):
+            pace.look("a", clock.look("a", 0.004))
+            clock.now_s += 0.2  # the batch of another source
+        assert clock.slept_s == 0
