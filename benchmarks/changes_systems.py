@@ -127,7 +127,7 @@ def _committed(job: Job, process: subprocess.Popen[bytes], since_s: float) -> di
             if job.with_delays:
                 delays.append(delays_ms(pq.read_table(commits.parent / action["path"], columns=["at_us"]), last))
     found = quantiles(np.concatenate(delays)) if delays else {}
-    if last == first:  # one commit has all of them: there is none to leave out: from the start of the process, which is to its disadvantage
+    if last == first:  # one commit has all of them: measured from the start of the process, which makes it slower
         return {"since": since_s, "first": first, "last": last, "first_records": 0, "records": records, **found}
     return {"first": first, "last": last, "first_records": first_records, "records": records, **found}
 

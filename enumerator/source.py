@@ -189,6 +189,12 @@ class SourceReader(ABC, Generic[SplitT]):
     def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
         """The next batch, or None when nothing came within `timeout` seconds. The batch with `finished` is a split's last."""
 
+    def linger(self, seconds: float) -> None:
+        """Records may wait so long for others, as few large batches cost less than many small ones. Default: none waits.
+
+        Called before `add_splits`, by a runner whose rows wait for a checkpoint in any case (as Kafka's `linger.ms`).
+        """
+
     def wake_up(self) -> None:
         """Have `poll` return soon, the call under way or the next one. Called by any thread. Default: it waits to its end."""
 

@@ -26,6 +26,10 @@ from headrace.testing.servers.kafka import create_topic, delete_topic
 INTERVAL_MS = 1000
 """Between checkpoints or commits, of those that have them: Spark's connectors start a batch as soon as there is data."""
 
+DISCOVERY_S = 300
+"""Between looks for new partitions: the default of Flink, and of headrace without an engine. Spark's connectors look for each
+batch."""
+
 OUTPUTS = 8
 START_S = 600.0
 DRAIN_S = 180.0
@@ -67,7 +71,7 @@ class Bench:
 
     def start(self) -> ProcessTree:
         """The job's first process, which starts the others."""
-        settings = {**asdict(self._job), **self.system.more(), "interval_ms": INTERVAL_MS}
+        settings = {**asdict(self._job), **self.system.more(), "interval_ms": INTERVAL_MS, "discovery_s": DISCOVERY_S}
         command = [str(self.system.python()), str(HERE / "jobs" / self.system.script), json.dumps(settings)]
         environment = self.system.environment(None, self.folder, traced=False)
         self.tree = ProcessTree(command, environment, self.folder)

@@ -407,6 +407,10 @@ class HybridReader(SourceReader[HybridSplit]):
         self._schema = source.schema
         self._readers: dict[int, _StageReader] = {}
         self._ends: dict[int, JsonObject | None] = {}
+        self._linger_s = 0.0
+
+    def linger(self, seconds: float) -> None:
+        self._linger_s = seconds
 
     def add_splits(self, splits: Sequence[HybridSplit]) -> None:
         for split in splits:
@@ -414,6 +418,7 @@ class HybridReader(SourceReader[HybridSplit]):
             if stage is None:
                 self._ends[split.stage] = split.end
                 reader = self._source.source_of(split.stage, split.end).create_reader()
+                reader.linger(self._linger_s)
                 stage = self._readers[split.stage] = _StageReader(reader)
             stage.reader.add_splits([split.split])
             stage.splits += 1

@@ -47,6 +47,10 @@ DECLINED_S = 0.1
 pause if that is longer."""
 
 
+LINGER_SHARE, LONGEST_LINGER_S = 0.05, 0.05
+"""Rows may wait for others for this share of the time that they wait for a checkpoint, and at most so many seconds."""
+
+
 class CheckpointFailedError(HeadraceError):
     """More checkpoints in a row have failed than are tolerated: the run starts again from the last one."""
 
@@ -70,6 +74,12 @@ class RunSchedule:
     def longest_wait_s(self) -> float:
         """From the end of a checkpoint to the start of the next one, at most."""
         return max(self.interval_s, self.min_pause_s)
+
+    @property
+    def linger_s(self) -> float:
+        """How long records may wait for others to be read together."""
+        waits_s = self.interval_s if self.max_delay_s is None else self.max_delay_s
+        return min(LONGEST_LINGER_S, LINGER_SHARE * waits_s)
 
     @property
     def most_unchanged(self) -> int:

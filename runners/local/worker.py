@@ -45,6 +45,7 @@ class WorkerOrder:
     """What a worker's process is started with.
 
     `address`: of the coordinator's server. `first`: its first transaction of each output; the next ones are of the next epochs.
+    `linger_s`: how long records may wait for others (`RunSchedule`).
     """
 
     pipeline: PipelineSpec | PipelineFile
@@ -53,6 +54,7 @@ class WorkerOrder:
     first: Mapping[str, Attempt]
     version: str
     heartbeat_s: float
+    linger_s: float
 
 
 def work(order: WorkerOrder) -> None:
@@ -119,6 +121,7 @@ class _Worker:
         self._stream = stream
         self._messages: RunMessages[Any, Any] = RunMessages(self._pipeline.source.split_serializer, self._outputs.handles)
         self._reader = self._pipeline.source.create_reader()
+        self._reader.linger(order.linger_s)
         self._stream.wakes(self._reader.wake_up)
         self._progress: ReaderProgress[Any] = ReaderProgress()
         self._reported: dict[int, Mapping[str, SplitState[Any]]] = {}

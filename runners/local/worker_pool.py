@@ -69,7 +69,8 @@ class WorkerPool:
 
     def start(self, number: int, registry: WorkerRegistry) -> None:
         first = {name: first_attempt(sink, registry, number, name) for name, sink in self._sinks.items()}
-        order = WorkerOrder(self._job, self._server.address, number, first, self._version, self._settings.heartbeat_interval_s)
+        heartbeat_s, linger_s = self._settings.heartbeat_interval_s, self._settings.schedule.linger_s
+        order = WorkerOrder(self._job, self._server.address, number, first, self._version, heartbeat_s, linger_s)
         self._started_s[number] = time.monotonic()
         self._processes.start(number, work, order)
 

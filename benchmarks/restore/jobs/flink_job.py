@@ -35,7 +35,8 @@ def settings(request: dict[str, Any]) -> dict[str, str]:
 
 def tables(request: dict[str, Any]) -> list[str]:
     """The statements that declare both topics. COPY is the job."""
-    reading = {"scan.startup.mode": "earliest-offset", "scan.topic-partition-discovery.interval": "1 s"}
+    looks = f"{request.get('discovery_s', 1)} s"
+    reading = {"scan.startup.mode": "earliest-offset", "scan.topic-partition-discovery.interval": looks}
     writing = {
         "sink.delivery-guarantee": "exactly-once",
         "sink.transactional-id-prefix": request["name"],

@@ -12,7 +12,11 @@ TOLD = json.loads(os.environ["RESTORE_JOB"])
 
 pipeline = Pipeline(
     KafkaSource(
-        TOLD["bootstrap"], topics=[TOLD["source"]], start=Earliest(), columns=["key", "value"], discovery_interval_s=1.0
+        TOLD["bootstrap"],
+        topics=[TOLD["source"]],
+        start=Earliest(),
+        columns=["key", "value"],
+        discovery_interval_s=TOLD.get("discovery_s", 1.0),
     ),
     KafkaSink(TOLD["bootstrap"], topic=TOLD["target"], commit_topic=f"{TOLD['name']}-commits"),
 )

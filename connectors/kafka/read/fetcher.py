@@ -46,14 +46,17 @@ _LOCK_S = 1.0
 class Fetcher:
     """Fetches partitions of a cluster from their leaders, ahead of the reader, within `budget_bytes` (default 64 MiB).
 
-    The budget covers what is fetched or asked for and not yet polled; one batch larger than it still gets through. Errors of
-    one partition come out of `poll` as `FetchFailed`; the others continue. Threads start at once; nothing is contacted
-    before that. Not for use across a fork. Use it as a context manager, or call `close`.
+    The budget covers what is fetched or asked for and not yet polled; one batch larger than it still gets through. A broker is
+    asked at most every `linger_s` seconds (default 0), unless its answers are full. Errors of one partition come out of `poll`
+    as `FetchFailed`; the others continue. Threads start at once; nothing is contacted before that. Not for use across a fork.
+    Use it as a context manager, or call `close`.
     """
 
-    def __init__(self, cluster: KafkaCluster, sources: Iterable[FetchFrom], *, budget_bytes: int = _BUDGET_BYTES) -> None:
+    def __init__(
+        self, cluster: KafkaCluster, sources: Iterable[FetchFrom], *, budget_bytes: int = _BUDGET_BYTES, linger_s: float = 0.0
+    ) -> None:
         self._cluster, self._config = cluster, cluster.config
-        self._budget = budget_bytes
+        self._budget, self._linger_s = budget_bytes, linger_s
         self._plan = FetchPlan(cluster.config, shared_densities(cluster.config))
         self._lock = threading.Lock()
         self._to_reader = threading.Condition(self._lock)
@@ -342,11 +345,11 @@ class Fetcher:
     # --- the threads that fetch ----------------------------------------------------------------------------------------
 
     def _run_fetches(self, broker: Broker) -> None:
-        throttled_until = 0.0
+        not_before = 0.0
         session = FetchSession()
         while True:
             with self._lock:
-                taken, headroom = self._wait_for_work(broker, session, throttled_until)
+                taken, headroom = self._wait_for_work(broker, session, not_before)
                 if headroom:
                     self._asked_bytes += headroom
                     self._busy.add(broker)
@@ -357,7 +360,7 @@ class Fetcher:
                     self._cluster.give_back(connection)
                 return
             try:
-                throttled_until = time.monotonic() + self._fetch(broker, session, taken, headroom) / 1000
+                not_before = self._fetch(broker, session, taken, headroom)
             finally:
                 with self._lock:
                     self._asked_bytes -= headroom
@@ -376,7 +379,7 @@ class Fetcher:
         if connection is not None:
             self._cluster.give_back(connection)
 
-    def _wait_for_work(self, broker: Broker, session: FetchSession, throttled_until: float) -> tuple[list[Asked], int]:
+    def _wait_for_work(self, broker: Broker, session: FetchSession, not_before: float) -> tuple[list[Asked], int]:
         """What to ask for now, alongside what is in flight, and how many bytes that may bring.
 
         None at all when the fetcher was closed, or fetches nothing more from this broker.
@@ -387,14 +390,14 @@ class Fetcher:
                 return [], 0
             now = time.monotonic()
             headroom = self._headroom()
-            if headroom and now >= throttled_until:
+            if headroom and now >= not_before:
                 taken = self._take(broker, session, now, headroom)
                 if taken or session.asked:
                     return taken, headroom
             if not headroom:
                 self._starved.add(broker)
-            due = (throttled_until if session.asked else self._plan.next_due(broker)) if headroom else None
-            wake = None if due is None else max(due, throttled_until) - now
+            due = (not_before if session.asked else self._plan.next_due(broker)) if headroom else None
+            wake = None if due is None else max(due, not_before) - now
             self._wakes[broker].wait(None if wake is None else max(wake, 0.0))
 
     def _recall(self, broker: Broker, session: FetchSession) -> None:
@@ -418,24 +421,24 @@ class Fetcher:
         used = self._queued_bytes + self._asked_bytes
         return size if used == 0 or used + size <= self._budget else 0
 
-    def _fetch(self, broker: Broker, session: FetchSession, taken: list[Asked], headroom: int) -> int:
-        """One request and its answer. Returns for how many ms the broker wants to be left alone (KIP-219)."""
-        request = self._request(taken, session, headroom)
+    def _fetch(self, broker: Broker, session: FetchSession, taken: list[Asked], headroom: int) -> float:
+        """One request and its answer. Returns when the next may be sent: the broker may want to be left alone (KIP-219)."""
+        request, asked_at = self._request(taken, session, headroom), time.monotonic()
         try:
             connection = self._connection(broker)
             answer = connection.request(request, self._timeout())
             if answer.error in FORGOTTEN and session.is_incremental:
                 with self._lock:
                     self._plan.put_back(session.reset())
-                return 0
+                return asked_at
             if answer.error:
                 raise broker_error(answer.error, f"fetching from {broker}")
         except HeadraceError as error:
             self._abandon(broker, session.reset(), error)
-            return 0
-        self._digest(broker, session, answer)
-        throttle_ms: int = answer.throttle_time_ms
-        return throttle_ms
+            return asked_at
+        is_full = self._digest(broker, session, answer, headroom)
+        throttled_until: float = time.monotonic() + answer.throttle_time_ms / 1000
+        return max(throttled_until, asked_at if is_full else asked_at + self._linger_s)
 
     def _timeout(self) -> float:
         return (self._config.request_timeout_ms + self._config.fetch_max_wait_ms) / 1000
@@ -453,7 +456,8 @@ class Fetcher:
                 raise RetriableError("the fetcher was closed")
         return connection
 
-    def _digest(self, broker: Broker, session: FetchSession, answer: FetchAnswer) -> None:
+    def _digest(self, broker: Broker, session: FetchSession, answer: FetchAnswer, headroom: int) -> bool:
+        """Whether it has about as much as was asked for, of a partition or in all: the broker may have more at once."""
         found, left_out = session.answered(answer)
         outcomes: list[FetchedData | FetchFailed | None] = []
         with self._lock:
@@ -472,6 +476,8 @@ class Fetcher:
                 silent = RetriableError(f"{broker} left partitions out of its answer")
                 outcomes += self._plan.lost(left_out, silent, now)
             self._deliver(outcomes)
+        total = sum(len(part.records) for _, part in found)
+        return 2 * total > headroom or any(2 * len(part.records) > item.max_bytes for item, part in found)
 
     def _abandon(self, broker: Broker, asked: list[Asked], error: HeadraceError) -> None:
         self._give_back(broker)

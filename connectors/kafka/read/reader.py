@@ -74,6 +74,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
         self._cluster = cluster
         self._columns = tuple(columns)
         self._budget_bytes = fetch_budget_bytes
+        self._linger_s = 0.0
         self._fail_on_data_loss = fail_on_data_loss
         self._fetcher: Fetcher | None = None
         self._dropped: weakref.finalize[..., KafkaReader] | None = None
@@ -84,6 +85,9 @@ class KafkaReader(SourceReader[KafkaSplit]):
         self._failure: HeadraceError | None = None
         self._awaited: set[str] = set()
         self._closed: SimpleQueue[None] = SimpleQueue()  # unlike an event, a signal handler may set it
+
+    def linger(self, seconds: float) -> None:
+        self._linger_s = seconds
 
     def add_splits(self, splits: Sequence[KafkaSplit]) -> None:
         """Start to fetch these. Where a topic was re-created, the split given later waits for the end of the other."""
@@ -98,7 +102,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
                 self._splits[key] = split
                 fetch.append(_fetch_from(split))
         if self._fetcher is None:
-            self._fetcher = Fetcher(self._cluster, fetch, budget_bytes=self._budget_bytes)
+            self._fetcher = Fetcher(self._cluster, fetch, budget_bytes=self._budget_bytes, linger_s=self._linger_s)
             self._dropped = weakref.finalize(self, _close_beside, self._fetcher)
             self._dropped.atexit = False
         else:

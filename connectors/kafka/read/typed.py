@@ -191,6 +191,9 @@ class TypedReader(SourceReader[KafkaSplit]):
                 self._note(bad)
                 return replace(batch, records=records)
 
+    def linger(self, seconds: float) -> None:
+        self._reader.linger(seconds)
+
     def wake_up(self) -> None:
         self._reader.wake_up()
 

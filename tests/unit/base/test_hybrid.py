@@ -214,6 +214,15 @@ def test_each_source_is_asked_of_its_own_splits():
     assert second.asked == [(what, ["a", "c"]) for what in asked]
 
 
+def test_the_readers_of_all_stages_may_linger_as_theirs_may(monkeypatch):
+    told = []
+    monkeypatch.setattr(MemoryReader, "linger", lambda self, seconds: told.append((self._source.name, seconds)))
+    with HybridReader(Hybrid(pieces(log_of(a="12")), then=MemorySource(log_of(c="3")))) as reader:
+        reader.linger(0.05)
+        reader.add_splits([HybridSplit(0, None, split("a", 0, 2)), HybridSplit(1, {}, split("c"))])
+    assert told == [("memory-pieces", 0.05), ("memory", 0.05)]
+
+
 def test_a_reader_closes_that_of_the_previous_stage_when_it_has_splits_of_the_next(monkeypatch):
     closed = []
     monkeypatch.setattr(MemoryReader, "close", lambda self: closed.append(self._source.name))

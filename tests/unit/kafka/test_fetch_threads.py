@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from itertools import pairwise
 
 import pytest
 
@@ -104,6 +105,32 @@ def test_a_thread_ends_when_nothing_is_fetched_from_its_broker_any_more_and_come
             wait_for(lambda leader=leader, former=former: (
                 f"headrace-fetch-{leader}" in fetch_threads() and f"headrace-fetch-{former}" not in fetch_threads()
             ))  # fmt: skip
+
+
+def fetch_times(kafka) -> list[float]:
+    """When each Fetch request came, from now on."""
+    times: list[float] = []
+    kafka.fault("Fetch", LoseAnswer(), when=lambda request: times.append(time.monotonic()) is not None).optional()
+    return times
+
+
+def test_what_comes_soon_after_an_answer_waits_for_more(kafka, cluster):
+    times = fetch_times(kafka)
+    with Fetcher(cluster, [FetchFrom("t", 0, 0)], linger_s=0.2) as fetcher:
+        for turn in range(4):
+            kafka.append("t", b"x")
+            assert poll(fetcher).fetch_offset == turn
+    assert len(times) >= 4
+    assert all(later - earlier > 0.19 for earlier, later in pairwise(times))
+
+
+@pytest.mark.parametrize("limit", [{"fetch_max_bytes": 1000}, {"max_partition_fetch_bytes": 1000}])
+def test_a_backlog_is_fetched_without_a_pause(kafka, limit):
+    for _ in range(4):
+        kafka.append("t", b"x" * 700)
+    config = ClientConfig(bootstrap=kafka.bootstrap, fetch_max_wait_ms=20, **limit)
+    with KafkaCluster(config) as cluster, Fetcher(cluster, [FetchFrom("t", 0, 0)], linger_s=3600.0) as fetcher:
+        assert [poll(fetcher).fetch_offset for _ in range(4)] == [0, 1, 2, 3]
 
 
 def test_a_reader_that_is_woken_does_not_wait_for_records(kafka, cluster):

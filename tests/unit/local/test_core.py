@@ -70,6 +70,13 @@ def core(schedule=None, strategy=None, workers=2, first=5):
     return RunCore(enumerator, schedule or RunSchedule(10.0), restarts, next_number=first, last_checkpoint_id=7)
 
 
+@pytest.mark.parametrize(("interval_s", "max_delay_s", "linger_s"), [
+    (10.0, None, 0.05), (1.0, None, 0.05), (0.2, None, 0.01), (10.0, 0.02, 0.001), (1.0, 0.0, 0.0),
+])  # fmt: skip
+def test_records_wait_for_others_for_a_small_share_of_the_time_to_a_checkpoint(interval_s, max_delay_s, linger_s):
+    assert RunSchedule(interval_s, max_delay_s=max_delay_s).linger_s == pytest.approx(linger_s)
+
+
 def running(schedule=None, strategy=None, splits=tuple(SPLITS), complete=False):
     """Two workers, 5 and 6, with two splits each."""
     run = core(schedule, strategy)

@@ -122,7 +122,7 @@ def test_a_range_as_large_as_a_task_has_one_to_itself():
 
 @pytest.mark.parametrize("sizes", [(2050, 2010, 1990, 1950), (3000, 2000, 2000, 1000), (1, 4000, 2000, 2001, 1)])
 def test_there_is_no_task_more_than_can_run_at_once(sizes):
-    """Regression: four partitions with nearly the same number of records were three tasks for two cores, one after the other."""
+    """Regression: four partitions with nearly the same number of records were three tasks for two cores."""
     ranges = [OffsetRange(f"s{number}", 0, size) for number, size in enumerate(sizes)]
     tasks = plan_tasks(ranges, parallelism=2)
     assert len(tasks) == 2
