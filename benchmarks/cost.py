@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks.costs.brokers import Broker, fake, real
+from benchmarks.costs.brokers import Broker, real
 from benchmarks.costs.measure import Seconds, bench, growth, idle, under_load
 from benchmarks.costs.report import kept, summary
 from benchmarks.environment import environment
@@ -30,12 +30,8 @@ HERE = Path(__file__).parent
 SYSTEMS = ("headrace-run", "flink", "headrace", "jvm", "confluent-txn")
 GROWING = ("headrace-run", "headrace", "flink", "jvm")
 KINDS = ("load", "idle", "growth")
-ON_FAKE = ("headrace-run", "headrace")
 PARTITIONS = {"load": (8,), "idle": (1, 100, 1000), "growth": (10, 100, 1000, 10_000)}
 QUICK_PARTITIONS = {"load": (8,), "idle": (1000,), "growth": (10, 100, 1000)}
-MOST_REAL = 1000
-"""A real broker takes some files for each partition, and minutes to make that many."""
-
 console = Console()
 
 
@@ -47,18 +43,11 @@ class Work:
     system: str
     partitions: int
     round: int
-    broker: str = "real"
 
     @property
     def key(self) -> dict[str, Any]:
         """What distinguishes it from others."""
-        return {
-            "kind": self.kind,
-            "system": self.system,
-            "partitions": self.partitions,
-            "round": self.round,
-            "broker": self.broker,
-        }
+        return {"kind": self.kind, "system": self.system, "partitions": self.partitions, "round": self.round}
 
 
 def plan(kinds: Collection[str], systems: Collection[str], rounds: int, counts: Mapping[str, Sequence[int]]) -> Iterator[Work]:
@@ -67,10 +56,8 @@ def plan(kinds: Collection[str], systems: Collection[str], rounds: int, counts: 
         for number in range(1, 2 if kind == "growth" else rounds + 1):
             for partitions in counts[kind]:
                 for system in systems:
-                    if partitions <= MOST_REAL and (kind != "growth" or system in GROWING):
+                    if kind != "growth" or system in GROWING:
                         yield Work(kind, system, partitions, number)
-                    if partitions >= MOST_REAL and kind == "growth" and system in ON_FAKE:
-                        yield Work(kind, system, partitions, number, "fake")
 
 
 def measure(work: Work, broker: Broker, rate: float, seconds: Seconds) -> dict[str, Any]:
@@ -106,26 +93,24 @@ def main(
     names = systems.split(",") if systems else [*SYSTEMS]
     if unknown := [*({*kinds} - {*KINDS}), *({*names} - {*SYSTEMS})]:
         raise typer.BadParameter(f"not known: {', '.join(unknown)}; there are {', '.join((*KINDS, *SYSTEMS))}")
-    keys = ("kind", "system", "partitions", "round", "broker")
+    keys = ("kind", "system", "partitions", "round")
     made = [{name: line[name] for name in keys} for line in kept(results) if line["valid"]]
     counts = QUICK_PARTITIONS if quick else PARTITIONS
     wanted = [work for work in plan(kinds, names, rounds or (1 if quick else 3), counts) if work.key not in made]
     if not report_only:
         window = Seconds(8.0, seconds or 15.0) if quick else Seconds(20.0, seconds or 60.0)
-        for kind, broker in (("real", real), ("fake", fake)):
-            chosen = [work for work in wanted if work.broker == kind]
-            if chosen:
-                with broker() as running:
-                    _measure_all(chosen, running, rate, window, results)
+        _measure_all(wanted, rate, window, results)
     console.print(summary(kept(results)))
     console.print(f"Written: {report(results, results if quick else HERE).relative_to(HERE.parent)}")
 
 
-def _measure_all(wanted: Sequence[Work], broker: Broker, rate: float, window: Seconds, results: Path) -> None:
+def _measure_all(wanted: Sequence[Work], rate: float, window: Seconds, results: Path) -> None:
+    """Each on a broker of its own: one that has had many partitions takes longer for everything."""
     facts = environment("external" if "HEADRACE_BOOTSTRAP" in os.environ else "local")
     for number, work in enumerate(wanted, 1):
         console.print(f"{number}/{len(wanted)} {work.kind}, {work.partitions} partitions, {work.system}, round {work.round}")
-        document = measure(work, broker, rate, window)
+        with real() as broker:
+            document = measure(work, broker, rate, window)
         append_line(results / "cost" / f"{work.system}.jsonl", {**document, "environment": facts})
 
 

@@ -21,7 +21,7 @@ from benchmarks.restore.process import ProcessTree
 from benchmarks.restore.records import RecordMaker
 from benchmarks.restore.systems import BY_NAME, HERE, Job, System
 from headrace.kafka import Earliest, KafkaSource, Latest
-from headrace.testing.servers.kafka import create_topic, delete_topic
+from headrace.testing.servers.kafka import add_partitions, create_topic, delete_topic
 
 INTERVAL_MS = 1000
 """Between checkpoints or commits, of those that have them: Spark's connectors start a batch as soon as there is data."""
@@ -29,6 +29,9 @@ INTERVAL_MS = 1000
 DISCOVERY_S = 300
 """Between looks for new partitions: the default of Flink, and of headrace without an engine. Spark's connectors look for each
 batch."""
+
+MOST_AT_ONCE = 5_000
+"""Partitions: a controller refuses to make 10,000 by one request."""
 
 OUTPUTS = 8
 START_S = 600.0
@@ -58,7 +61,9 @@ class Bench:
         """Make the topics."""
         name = f"cost-{uuid.uuid4().hex[:10]}"
         self.source, self.target = f"{name}-in", f"{name}-out"
-        create_topic(self.broker.bootstrap, self.source, self.partitions)
+        create_topic(self.broker.bootstrap, self.source, min(self.partitions, MOST_AT_ONCE))
+        for total in range(2 * MOST_AT_ONCE, self.partitions + 1, MOST_AT_ONCE):
+            add_partitions(self.broker.bootstrap, self.source, total)
         create_topic(self.broker.bootstrap, self.target, OUTPUTS)
         self.state = self.folder / "state"
         self.state.mkdir()

@@ -31,7 +31,6 @@ TITLES = {
     "confluent-txn": "confluent-kafka, transactions",
 }
 TARGETS = (("headrace-run", "flink", "CPU", 0.6), ("headrace-run", "flink", "memory", 0.4), ("headrace", "jvm", "CPU", 0.8))
-FAKE = {"real": "", "fake": ", fake broker"}
 _NOISE = 1.2
 """A figure may grow by this factor more before that says something."""
 
@@ -113,10 +112,7 @@ def ratios(lines: Sequence[Document]) -> Iterable[tuple[str, float, float]]:
 def steeper(lines: Sequence[Document], system: str) -> list[str]:
     """What has grown by more than the number of partitions did."""
     own = [line for line in _valid(lines, "growth") if line["system"] == system]
-    found: list[str] = []
-    for kind in ("real", "fake"):
-        found += _steeper(sorted((line for line in own if line["broker"] == kind), key=lambda line: line["partitions"]))
-    return found
+    return [*_steeper(sorted(own, key=lambda line: line["partitions"]))]
 
 
 def _steeper(own: Sequence[Document]) -> Iterable[str]:
@@ -168,11 +164,7 @@ def _growth(lines: Sequence[Document]) -> list[str]:
     if not chosen:
         return []
     rows = [
-        (
-            TITLES[system],
-            f"{line['partitions']:,}{FAKE[line['broker']]}",
-            *(_text([figure(line)]) for figure in GROWING.values()),
-        )
+        (TITLES[system], f"{line['partitions']:,}", *(_text([figure(line)]) for figure in GROWING.values()))
         for system in TITLES
         for line in chosen
         if line["system"] == system

@@ -15,7 +15,7 @@ def line(kind, system, partitions=8, number=1, **changed):
         "requests_per_s": {"Fetch": 4.0},
         "checkpoint_bytes": 1024,
     }
-    key = {"kind": kind, "system": system, "partitions": partitions, "round": number, "broker": "real", "valid": True}
+    key = {"kind": kind, "system": system, "partitions": partitions, "round": number, "valid": True}
     return {**key, **figures, "records": 500_000, "start": step, "copied": step, "restore": step, **changed}
 
 
