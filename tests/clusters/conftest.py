@@ -36,4 +36,4 @@ def rack(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def brokers(rack):
-    return Brokers([rack.host("broker")])
+    return Brokers([rack.host(f"broker{number}") for number in range(1, 4)])

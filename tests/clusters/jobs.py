@@ -17,6 +17,7 @@ from tests.helpers.sink_rig import read_all
 from tests.soak.standby_soak import Traffic
 
 SCRIPT = Path(__file__).with_name("copy_job.py")
+PIPELINE = Path(__file__).with_name("copy_pipeline.py")
 RATE = 100.0
 START_S, CHANGE_S, DRAIN_S = 500.0, 500.0, 300.0
 SMALL = {
@@ -48,15 +49,16 @@ def settings(host: Host, conf: Mapping[str, str]) -> list[str]:
 class Copy:
     """Numbers go into a topic without a pause; a job copies them into another; each has to be there once. A context."""
 
-    def __init__(self, rack: Rack, brokers: Brokers, checkpoints: str | None = None) -> None:
+    def __init__(self, rack: Rack, brokers: Brokers, checkpoints: str | None = None, **more: str) -> None:
+        """`more`: what the job is given besides."""
         self.name = uuid.uuid4().hex[:8]
         self.bootstrap = brokers.bootstrap
         self.source, self.target = brokers.topic(f"{self.name}-in"), brokers.topic(f"{self.name}-out")
-        request = {
+        self.request = json.dumps({
             "bootstrap": brokers.bootstrap, "source": self.source, "target": self.target, "commits": f"{self.name}-commits",
-            "checkpoint": f"{checkpoints or rack.shared}/{self.name}",
-        }  # fmt: skip
-        self.conf = {"spark.copy": json.dumps(request)}
+            "checkpoint": f"{checkpoints or rack.shared}/{self.name}", **more,
+        })  # fmt: skip
+        self.conf = {"spark.copy": self.request}
         self.traffic = Traffic(brokers.bootstrap, self.source, self.target, RATE)
 
     def __enter__(self) -> Copy:

@@ -28,11 +28,15 @@ MASTER_PORT = 7077
 QUICK = f"-XX:SharedArchiveFile={archive_of_spark().file} {QUIET}"
 """Options of a JVM of Spark, which starts in half the time. One that does not fit the file ignores it."""
 
-CONFIG = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500", "log.retention.ms": "-1"}
+CONFIG = {
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    "log.retention.ms": "-1",
+    "min.insync.replicas": "2",
+}
 
 
 class Brokers:
-    """As many brokers as hosts, one on each."""
+    """A broker on each host. Each has all partitions; two have to have a record."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self.hosts = hosts
@@ -50,7 +54,7 @@ class Brokers:
         self.bootstrap = ",".join(reported[PLAINTEXT] for reported in advertised.values())
 
     def topic(self, name: str, partitions: int = 4) -> str:
-        create_topic(self.bootstrap, name, partitions, min(3, len(self.hosts)))
+        create_topic(self.bootstrap, name, partitions, len(self.hosts))
         return name
 
 

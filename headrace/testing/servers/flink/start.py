@@ -48,7 +48,7 @@ def start_flink(
     with ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="headrace-flink-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        worker_environment = _worker_environment(directory / "bin", environment or {})
+        of_workers = worker_environment(directory / "bin", environment or {})
         scratch, state = directory / "scratch", (state or directory / "state").absolute()
         scratch.mkdir()
         ports = stack.enter_context(reserved_ports())
@@ -59,7 +59,7 @@ def start_flink(
         logs.mkdir()
         group = stack.enter_context(guarded(directory))
         servers = {
-            name: ServerProcess(command, logs / name, group, worker_environment if name == WORKERS else None)
+            name: ServerProcess(command, logs / name, group, of_workers if name == WORKERS else None)
             for name, command in command_lines.items()
         }
         cluster = FlinkCluster(servers, places, slots, timeout or Timeouts())
@@ -69,7 +69,7 @@ def start_flink(
         yield cluster
 
 
-def _worker_environment(bin_folder: Path, additions: Mapping[str, str]) -> dict[str, str]:
+def worker_environment(bin_folder: Path, additions: Mapping[str, str]) -> dict[str, str]:
     """Ours, with a `python` first in the PATH that is our own Python: Beam's pool starts workers by that bare name.
 
     A script and not a link, as a linked Python would not find its virtual environment. What a worker prints goes to the log:
