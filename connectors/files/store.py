@@ -32,6 +32,8 @@ _LOCAL = ("file:", "local:")
 _WITH_BUCKETS = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"))
 """Stores that need no folders, and in which making one makes its bucket (its container) if there is none."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # RFC 3986
+_NO_LIBRARY = "Unable to load lib"
+"""Of libhdfs or libjvm, in Arrow's client of HDFS."""
 _PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 
 
@@ -197,17 +199,9 @@ class FsspecStore(Store):
     """A folder of an fsspec filesystem, which is as durable and as atomic as that one is."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        """Does no I/O, unless the filesystem does. Raises UsageError for a scheme that fsspec does not know."""
-        try:
-            import fsspec
-        except ImportError as error:
-            raise UsageError(f"{url}: this needs fsspec: pip install 'headrace[files]'") from error
-        try:
-            filesystem, root = fsspec.core.url_to_fs(url, **options)
-        except (ValueError, ImportError) as error:
-            raise UsageError(f"{url}: {error}") from error
-        self._filesystem: Any = filesystem
-        self._root = str(root).rstrip("/")
+        """Does no I/O, unless the filesystem does. Raises as `fsspec_of`."""
+        self._filesystem, root = fsspec_of(url, options)
+        self._root = root.rstrip("/")
         self._url = url
 
     def make_folder(self, name: str) -> None:
@@ -305,6 +299,30 @@ class FsspecStore(Store):
     def _not_exclusive(self, why: str) -> str:
         kind = type(self._filesystem).__name__
         return f"{self._url}: its filesystem ({kind}) {why}, so two drivers of a job cannot be kept apart"
+
+
+def fsspec_of(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """The filesystem of fsspec for a URL, and the path in it. Does no I/O, unless the filesystem does.
+
+    Raises UsageError for one that cannot be used here, and what a filesystem raises that connects when it is made.
+    """
+    try:
+        import fsspec
+    except ImportError as error:
+        raise UsageError(f"{url}: this needs fsspec: pip install 'headrace[files]'") from error
+    try:
+        filesystem, root = fsspec.core.url_to_fs(url, **options)
+    except (ValueError, ImportError, TypeError) as error:
+        raise UsageError(f"{url}: {error}") from error
+    except OSError as error:
+        if not str(error).startswith(_NO_LIBRARY):
+            raise
+        raise UsageError(
+            f"{url}: Python reaches HDFS by Hadoop's libhdfs, which needs a JVM. This machine lacks one of them: "
+            f"{str(error).splitlines()[0]}. Set JAVA_HOME, HADOOP_HOME and CLASSPATH (`hadoop classpath --glob`), for the driver "
+            "and for all executors"
+        ) from error
+    return filesystem, str(root)
 
 
 def normal_path(path: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyarrow import fs as arrow_fs
 
-from headrace.connectors.files.store import is_local
+from headrace.connectors.files.store import fsspec_of, is_local
 from headrace.enumerator.errors import AuthenticationError, HeadraceError, PeerError, RetriableError, UsageError
 
 _AWAY = (errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EINTR)
@@ -78,13 +78,9 @@ def open_folder(path: str, options: Mapping[str, Any], filesystem: Any) -> Folde
     if is_local(path):
         return _LocalFolder(path)
     try:
-        import fsspec
-    except ImportError as error:
-        raise UsageError(f"{path}: this needs fsspec: pip install 'headrace[files]'") from error
-    try:
-        return _FsspecFolder(*fsspec.core.url_to_fs(path, **options))
-    except (ValueError, ImportError, TypeError) as error:
-        raise UsageError(f"{path}: {error}") from error
+        return _FsspecFolder(*fsspec_of(path, options))
+    except UsageError:
+        raise
     except Exception as error:  # of a filesystem that connects when it is made
         raise _of_a_store(path, error) from error
 

@@ -17,6 +17,7 @@ from headrace.connectors.base.commit import StaleEpochError
 from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.sink import Attempt, CommitList, Outcome
 from headrace.connectors.files import FileFormat, FileHandle, FileHandleSerializer, FileSink
+from headrace.connectors.files.read.folders import open_folder
 from headrace.connectors.files.store import FsspecStore, open_store
 from headrace.connectors.formats.json_lines import json_lines
 from headrace.enumerator.errors import (
@@ -174,6 +175,18 @@ def test_a_store_that_cannot_keep_two_drivers_apart_is_refused_by_its_name(knows
     store._filesystem = PutsAnyway(store, knows=knows)
     with pytest.raises(UsageError, match=r"PutsAnyway.*two drivers of a job cannot be kept apart"):
         committer_of(sink, store).fence()
+
+
+@pytest.mark.parametrize("opened", [lambda url: open_store(url, {}), lambda url: open_folder(url, {}, None)])
+def test_hdfs_without_its_library_is_a_usage_error(opened, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+
+    def url_to_fs(*_, **__):
+        raise OSError("Unable to load libhdfs: ./libhdfs.so: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", url_to_fs)
+    with pytest.raises(UsageError, match=r"hdfs://name:9000/in: .*libhdfs.*CLASSPATH"):
+        opened("hdfs://name:9000/in")
 
 
 def test_a_local_filesystem_without_hard_links_is_refused(tmp_path, monkeypatch):
