@@ -174,11 +174,18 @@ class CheckpointStore(Generic[SplitT, HandleT]):
     Raises OSError for what the filesystem refuses, but for what `write` says, and FencedError once another run has the files.
     """
 
-    def __init__(self, checkpoints: str, serializer: RunCheckpointSerializer[SplitT, HandleT], retained: int) -> None:
+    def __init__(
+        self,
+        checkpoints: str,
+        serializer: RunCheckpointSerializer[SplitT, HandleT],
+        retained: int,
+        owner: str = "",
+        after: str | None = None,
+    ) -> None:
         """Lock and claim what `RunSettings.checkpoints` names. `retained`: this many newest checkpoints are kept, alongside one
-        that is not committed yet.
+        that is not committed yet. `owner`, `after`: as `RunFiles.claim` has them.
 
-        Raises FencedError where another coordinator of this machine has the lock, StateError for files that cannot be read,
+        Raises FencedError where another coordinator has the lock or the claim, StateError for files that cannot be read,
         UsageError for a place that cannot be used, and RetriableError for a store that does not answer.
         """
         self._serializer = serializer
@@ -190,7 +197,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         with usable(files.location):
             self._lock = FolderLock(make_machine_folder(checkpoints), files.location)
             try:
-                files.claim()
+                files.claim(owner, after)
                 self.registry = self._read_registry()
                 self._check_there()
             except BaseException:

@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import util
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from headrace._extras import needs_extra
 from headrace.connectors.base.commit import JobCommitter
@@ -75,6 +76,7 @@ class CoordinatorOrder:
     `started_s`: when the command was started, in seconds of the epoch. `passed_over`: requests to rescale from before.
     `restarts`: the failures of coordinators and workers so far. After a worker's failure the supervisor is sent the new state.
     `run`: its name, as the first coordinator has reported it; None for that one. `restarted`: how many have failed before.
+    `command`: another name of each start, which all of its coordinators have.
     """
 
     pipeline: PipelineSpec | PipelineFile
@@ -85,6 +87,7 @@ class CoordinatorOrder:
     restarts: Restarts
     run: str | None = None
     restarted: int = 0
+    command: str = field(default_factory=lambda: uuid4().hex)
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,10 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, worke
         savepoint = given_savepoint(order.settings.savepoint_file, files)  # first: nothing is made for one that is not there
         if (folder := order.settings.savepoint_folder) is not None:
             make_savepoint_folder(folder)
-        store: CheckpointStore[Any, Any] = CheckpointStore(checkpoints, serializer, order.settings.retained)
+        after = None if order.run is None else order.command  # nothing of it is claimed yet
+        store: CheckpointStore[Any, Any] = CheckpointStore(
+            checkpoints, serializer, order.settings.retained, order.command, after
+        )
     try:
         if order.run not in (None, store.registry.run):
             raise _gone(checkpoints, order.run)

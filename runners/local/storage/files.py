@@ -20,8 +20,12 @@ class RunFiles(ABC):
     """As the user has given it, for messages."""
 
     @abstractmethod
-    def claim(self) -> None:
-        """From here on no other process changes them, and what is read is the newest. Called once, before any change."""
+    def claim(self, owner: str = "", after: str | None = None) -> None:
+        """From here on no other process changes them, and what is read is the newest. Called once, before any change.
+
+        `owner`: the command that claims them; `after`: the one that has to be the last that did, None for any.
+        Raises FencedError where another one has.
+        """
 
     @abstractmethod
     def names(self) -> list[str]:

@@ -19,7 +19,7 @@ class FolderFiles(RunFiles):
         self.location = str(folder)
         self._folder = folder
 
-    def claim(self) -> None:
+    def claim(self, owner: str = "", after: str | None = None) -> None:
         """Make the folder: the lock is what keeps others out."""
         self._folder.mkdir(parents=True, exist_ok=True)
 

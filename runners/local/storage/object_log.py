@@ -8,7 +8,8 @@ Each change is a new object with the next number, created only if there is none 
 number one gets it, and the other knows that it is not alone. A *lifetime* is one opening of the log by a coordinator. It reads
 everything, and then writes a manifest with the next number: if that is taken, something was written since, and it reads again.
 So no other process's entry comes between what a lifetime has read and its manifest; and the previous writer finds the
-number taken that it wants next, and ends (FencedError): the run that was started last continues.
+number taken that it wants next, and ends (FencedError): the run that was started last continues. A coordinator that is started
+again is no new run: it gets the log only if no other command has claimed it since, by the lifetime of the manifest that counts.
 
 What counts are the entries that the manifest with the highest number names, and later ones of the same lifetime; of several
 with one name the last. Everything else may be deleted, in any order, at any time, by the writer of a later
@@ -51,6 +52,8 @@ ENTRY = Envelope("headrace-run-entry", "entry of a run's log")
 _LOG = "log"
 _NUMBER = re.compile(r"\d{12}")
 _FILE, _MANIFEST = "file", "manifest"
+_OF = "."
+"""In the name of a lifetime, between the command that it is of and its own."""
 
 TIMEOUT_S = 30.0
 """A store may refuse or be silent for this long before the call fails; the coordinator is then started again."""
@@ -120,8 +123,8 @@ class ObjectLog(RunFiles):
         self._entries: dict[str, _Entry] = {}
         # Every object that may be there: the name of its file, None of a manifest.
         self._objects: dict[int, str | None] = {}
-        self._manifest = 0
-        self._last = 0
+        self._manifest, self._last = 0, 0
+        self._holder = ""
         # An object that may come to be there later has the next number, which no other may get from this lifetime.
         self._dispute: str | None = None
         self._has_claimed = False
@@ -167,7 +170,7 @@ class ObjectLog(RunFiles):
         self._manifest, self._entries = 0, {}
         if manifests:
             newest = _manifest_that_counts(found.values())
-            self._manifest = newest.number
+            self._manifest, self._holder = newest.number, newest.lifetime
             for number, entry in sorted(found.items()):
                 counts = number in newest.entries or (number > newest.number and entry.lifetime == newest.lifetime)
                 if counts and entry.name is not None:
@@ -207,12 +210,15 @@ class ObjectLog(RunFiles):
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def claim(self) -> None:
+    def claim(self, owner: str = "", after: str | None = None) -> None:
         """By a manifest. Raises UsageError for a store that creates what is there already, RetriableError as `__init__`."""
+        self._lifetime = f"{owner}{_OF}{self._lifetime}"
         self._asked(self._store.make_folder, _LOG)
         self._asked(self._store.check_exclusive, _LOG)
         with self._lock:
             for _ in range(_CLAIMS):
+                if after is not None and self._holder and self._holder.partition(_OF)[0] != after:
+                    raise self._claimed_by_another()
                 try:
                     self._write_manifest()
                 except _TakenError:
@@ -246,10 +252,7 @@ class ObjectLog(RunFiles):
         try:
             yield
         except _TakenError:
-            raise FencedError(
-                f"{self.location}: these checkpoints were claimed {self._taken_by()}, which continues from them. This run "
-                "must end. Give each run its own place"
-            ) from None
+            raise self._claimed_by_another() from None
         except RetriableError as error:  # an earlier try may have been stored all the same
             self._dispute = str(error)
             raise
@@ -324,6 +327,12 @@ class ObjectLog(RunFiles):
                 f"{self.location}: the store refuses the login, or its rights, or there is no login: {error}. They are "
                 "set where fsspec's package for this store looks for them"
             ) from error.__cause__
+
+    def _claimed_by_another(self) -> FencedError:
+        return FencedError(
+            f"{self.location}: these checkpoints were claimed {self._taken_by()}, which continues from them. This run must "
+            "end. Give each run its own place"
+        )
 
     def _taken_by(self) -> str:
         try:

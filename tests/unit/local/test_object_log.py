@@ -213,6 +213,25 @@ def test_a_claim_that_comes_too_late_under_a_number_that_is_free_again_takes_not
             at_work.write("checkpoint-4", b"stored")
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["opened before", "opened after"])
+def test_a_coordinator_that_is_started_again_does_not_get_what_another_command_has_claimed_since(is_late):
+    """It was away from the store meanwhile, and a run was started on another host: of the two that one was started last."""
+    objects = {}
+    for after in (None, "first", "first"):
+        log = ObjectLog("mem://x", MemoryStore(objects))
+        log.claim("first", after)
+        log.write("a", b"1")
+    again = ObjectLog("mem://x", MemoryStore(objects))
+    other = ObjectLog("mem://x", MemoryStore(objects))
+    other.claim("second")
+    if is_late:
+        again = ObjectLog("mem://x", MemoryStore(objects))
+    with pytest.raises(FencedError, match=r"mem://x: these checkpoints were claimed by process \d+ of "):
+        again.claim("first", "first")
+    other.write("a", b"2")
+    assert files(objects) == {"a": b"2"}
+
+
 def test_a_claim_that_another_writer_comes_between_reads_again():
     objects = {}
     first = opened(objects)
