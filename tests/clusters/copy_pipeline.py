@@ -1,22 +1,18 @@
-"""The same copy as `copy_job` as a pipeline of Beam.
-
-python copy_pipeline.py <json> <options of the pipeline>
-"""
+"""The same copy as `copy_job`, as a pipeline whose function is in another module of the user's: `spark-submit --py-files`."""
 
 import json
-import sys
 
-import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
+from copying import copied
 
-from headrace.beam import ReadFromKafka, WriteToKafka
-from headrace.kafka import Earliest
+from headrace import Pipeline
+from headrace.kafka import Earliest, KafkaSink, KafkaSource
+from headrace.spark import session_builder
 
 if __name__ == "__main__":
-    settings = json.loads(sys.argv[1])
-    servers = {"bootstrap.servers": settings["bootstrap"]}
-    read = ReadFromKafka(servers, [settings["source"]], start=Earliest(), output="arrow", columns=("key", "value"))
-    write = WriteToKafka(servers, settings["target"], delivery="exactly-once", transactional_id_prefix=settings["commits"])
-    pipeline = beam.Pipeline(options=PipelineOptions(sys.argv[2:]))
-    _ = pipeline | read | write
-    pipeline.run().wait_until_finish()
+    spark = session_builder().getOrCreate()
+    settings = json.loads(spark.conf.get("spark.copy"))
+    bootstrap = settings["bootstrap"]
+    source = KafkaSource(bootstrap, topics=[settings["source"]], start=Earliest())
+    sink = KafkaSink(bootstrap, topic=settings["target"], commit_topic=settings["commits"])
+    query = Pipeline(source, sink, copied).start_on_spark(spark, checkpointLocation=settings["checkpoint"])
+    query.awaitTermination()

@@ -17,7 +17,7 @@ from tests.helpers.sink_rig import read_all
 from tests.soak.standby_soak import Traffic
 
 SCRIPT = Path(__file__).with_name("copy_job.py")
-PIPELINE = Path(__file__).with_name("copy_pipeline.py")
+BEAM_SCRIPT, PIPELINE_SCRIPT = (Path(__file__).with_name(f"copy_{name}.py") for name in ("beam", "pipeline"))
 RATE = 100.0
 START_S, CHANGE_S, DRAIN_S = 500.0, 500.0, 300.0
 SMALL = {
@@ -68,11 +68,13 @@ class Copy:
     def __exit__(self, *_: object) -> None:
         self.traffic.__exit__()
 
-    def submit(self, host: Host, *words: str | Path, conf: Mapping[str, str] | None = None, **variables: str) -> Program:
+    def submit(
+        self, host: Host, *words: str | Path, conf: Mapping[str, str] | None = None, script: Path = SCRIPT, **variables: str
+    ) -> Program:
         """`spark-submit` with the job on a host, whose log has the name of this copy."""
         options = settings(host, {**self.conf, **(conf or {})})
         return host.start(
-            self.name, SPARK / "bin" / "spark-submit", *options, *words, SCRIPT, SPARK_HOME=str(SPARK), **variables
+            self.name, SPARK / "bin" / "spark-submit", *options, *words, script, SPARK_HOME=str(SPARK), **variables
         )
 
     def advance(self, check: Callable[[], None] = lambda: None, seconds: float = CHANGE_S) -> float:

@@ -6,6 +6,7 @@ and their links with them. So a rack leaves nothing behind, also where its test 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -24,13 +25,23 @@ NETWORKS = range(1, 255)
 NO_HOST = "02:00:00:00:00:01"
 """A link address that no host has. What is sent there is lost, and no sender gets an error."""
 
-TOOLS = ("ip", "unshare", "nsenter", "mount")
+NARROW = ("rate", "1mbit", "burst", "8kb", "limit", "24kb")
+"""Of a token bucket filter: what waits for longer than a fifth of a second is lost, as at the queue of a router."""
+
+TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 START = """
 mount --bind "$1" /tmp && mount --bind "$2" /etc/hosts && hostname "$3" && ip link set lo up && echo up
 sleep infinity &
 wait
 """
 """The first process of a host. A shell that waits also collects the processes that others have left to it."""
+
+
+def clock(offset: str) -> dict[str, str]:
+    """Variables of programs whose clock is wrong by this, such as "-1h"; none without libfaketime. Pauses stay as they are."""
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+    as_ever = {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1"}
+    return {} if library is None else {"LD_PRELOAD": str(library), "FAKETIME": offset, **as_ever}
 
 
 def why_none() -> str | None:
@@ -165,6 +176,20 @@ class Rack:
         for here, there in ((one, other), (other, one)):
             _run("ip", "neigh", "del", there.address, "dev", "eth0", at=here.pid)
 
+    def slow_down(self, host: Host) -> None:
+        """From now on its link is slow in both directions, and loses packets of who sends too much."""
+        for at, device in self._ends(host):
+            _run("tc", "qdisc", "replace", "dev", device, "root", "tbf", *NARROW, at=at)
+
+    def speed_up(self, host: Host) -> int:
+        """Its link is a good one again; how many packets it has lost."""
+        lost = 0
+        for at, device in self._ends(host):
+            found = json.loads(_run("tc", "-s", "-j", "qdisc", "show", "dev", device, at=at))
+            lost += sum(queue["drops"] for queue in found)
+            _run("tc", "qdisc", "del", "dev", device, "root", at=at)
+        return lost
+
     def close(self) -> None:
         for host in self._hosts.values():
             host.lose()
@@ -198,18 +223,22 @@ class Rack:
         _run("ip", "link", "set", f"headrace{number}", "up")
         return f"10.213.{number}"
 
+    def _ends(self, host: Host) -> tuple[tuple[int, str], tuple[int, str]]:
+        """Of its link: a process there, and the device."""
+        return (host.pid, "eth0"), (self._switch_pid, f"port{host.address.split('.')[-1]}")
+
     def _connect(self, host: Host) -> None:
-        link = ("link", "add", f"port{host.address.split('.')[-1]}", "type", "veth", "peer", "name", "eth0", "netns")
-        _run("ip", *link, str(host.pid), at=self._switch_pid)
-        _run("ip", "link", "set", link[2], "master", "switch", "up", at=self._switch_pid)
+        _, (switch, port) = self._ends(host)
+        _run("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(host.pid), at=switch)
+        _run("ip", "link", "set", port, "master", "switch", "up", at=switch)
         _run("ip", "addr", "add", f"{host.address}/24", "dev", "eth0", at=host.pid)
         _run("ip", "link", "set", "eth0", "up", at=host.pid)
 
 
-def _run(*command: str, at: int | None = None) -> None:
-    """Run it in the network of a process, by default in the machine's."""
+def _run(*command: str, at: int | None = None) -> str:
+    """Run it in the network of a process, by default in the machine's; what it prints."""
     there = [] if at is None else ["nsenter", "--target", str(at), "--net", "--"]
-    subprocess.run([*there, *command], check=True, timeout=30)
+    return subprocess.run([*there, *command], check=True, timeout=30, stdout=subprocess.PIPE, text=True).stdout
 
 
 @contextmanager

@@ -86,10 +86,14 @@ class Standalone:
         for worker in self.workers:
             self.start_worker(worker)
 
-    def start_worker(self, host: Host) -> Program:
-        return self._start(host, "Worker", "--cores", str(self._cores), "--memory", "2g", "--work-dir", "/tmp/work", self.url)
+    def start_worker(self, host: Host, **variables: str) -> Program:
+        """`variables`: of the worker and its executors."""
+        cores = ("--cores", str(self._cores))
+        return self._start(host, "Worker", *cores, "--memory", "2g", "--work-dir", "/tmp/work", self.url, **variables)
 
-    def _start(self, host: Host, what: str, *options: str) -> Program:
+    def _start(self, host: Host, what: str, *options: str, **variables: str) -> Program:
         main = f"org.apache.spark.deploy.{what.lower()}.{what}"
         small = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK, "SPARK_HOME": str(SPARK)}
-        return host.start(what.lower(), SPARK / "bin" / "spark-class", main, "--host", host.address, *options, **small)
+        return host.start(
+            what.lower(), SPARK / "bin" / "spark-class", main, "--host", host.address, *options, **small, **variables
+        )

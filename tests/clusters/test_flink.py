@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from tests.clusters.flink import SLOTS, Flink
-from tests.clusters.jobs import BAKED, PIPELINE, START_S, Copy
+from tests.clusters.jobs import BAKED, BEAM_SCRIPT, START_S, Copy
 from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.timeout(1800)
@@ -21,7 +21,7 @@ class Job:
 
     def __init__(self, copy, flink):
         self.copy, self._flink = copy, flink
-        command = (sys.executable, PIPELINE, copy.request, *flink.options)
+        command = (sys.executable, BEAM_SCRIPT, copy.request, *flink.options)
         self._submitted = flink.master.start(copy.name, *command, PYTHONPATH=BAKED["PYTHONPATH"])
         self.advance()
         (self._id,) = flink.rest.job_ids()

@@ -4,12 +4,32 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
+
+from tests.clusters.rack import clock
 from tests.helpers.python_path import python_path
 from tests.helpers.waiting import eventually
 
 SERVE = "import http.server; http.server.HTTPServer(('', 80), http.server.BaseHTTPRequestHandler).serve_forever()"
+TAKE = """
+import socket
+with socket.create_server(("", 80)) as server:
+    while True:
+        with server.accept()[0] as connection:
+            while connection.recv(1 << 16):
+                pass
+            connection.sendall(b"taken")
+"""
+SEND = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 80)) as connection:
+    connection.sendall(bytes(1 << 19))
+    connection.shutdown(socket.SHUT_WR)
+    assert connection.recv(5) == b"taken"
+"""
 ASK = "import socket, sys; socket.create_connection((sys.argv[1], 80), 2)"
 
 
@@ -28,6 +48,26 @@ def test_what_is_cut_is_lost_between_two_hosts_alone_until_it_is_mended(rack):
     assert answers(two, server)
     rack.repair(one, server)
     assert answers(one, server)
+
+
+def test_a_slow_link_is_slow_and_loses_packets_until_it_is_mended(rack):
+    host, sink = rack.host("slow"), rack.host("sink")
+    sink.start("sink", sys.executable, "-c", TAKE)
+    eventually(lambda: answers(host, sink))
+    rack.slow_down(host)
+    started_at = time.monotonic()
+    subprocess.run(host.command(sys.executable, "-c", SEND, sink.address), check=True)
+    assert time.monotonic() - started_at > 2
+    assert rack.speed_up(host) > 0
+
+
+def test_a_clock_is_wrong_for_its_programs_alone():
+    if not (variables := clock("-1h")):
+        pytest.skip("without libfaketime all hosts have the right time")
+    ask = [sys.executable, "-c", "import time; print(time.time(), time.monotonic())"]
+    there = map(float, subprocess.check_output(ask, env=os.environ | variables).split())
+    assert next(there) == pytest.approx(time.time() - 3600, abs=60)
+    assert next(there) == pytest.approx(time.monotonic(), abs=60)
 
 
 def test_a_host_has_a_name_processes_and_a_tmp_of_its_own_and_loses_all_of_them(rack):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters.jobs import BAKED, ON_EXECUTORS, SCRIPT, START_S, Copy, settings
-from tests.clusters.rack import Program, listening
+from tests.clusters.jobs import BAKED, ON_EXECUTORS, PIPELINE_SCRIPT, SCRIPT, START_S, Copy, settings
+from tests.clusters.rack import Program, clock, listening
 from tests.clusters.servers import SPARK, Standalone
 from tests.helpers.python_path import ROOT
 from tests.helpers.waiting import eventually
@@ -107,6 +107,14 @@ def test_a_zip_on_machines_that_have_what_headrace_needs(rack, brokers, spark):
         assert all(worker.pids(f"{python} -m pyspark.daemon") for worker in spark.workers)
 
 
+def test_a_module_of_the_users_in_py_files_has_the_function_of_a_pipeline(rack, brokers, spark):
+    driver = rack.host("driver")
+    (driver.folder / "copying.py").write_text("def copied(batch):\n    return batch.select(['key', 'value'])\n")
+    words = ("--master", spark.url, "--py-files", "copying.py")
+    for _ in copies(rack, brokers, driver, *words, conf=ON_EXECUTORS, script=PIPELINE_SCRIPT, **BAKED):
+        assert all(worker.pids("pyspark.daemon") for worker in spark.workers)
+
+
 def test_spark_has_no_cluster_mode_for_python_on_a_standalone_cluster(rack, brokers, spark):
     driver = rack.host("driver")
     with Copy(rack, brokers) as copy:
@@ -161,6 +169,21 @@ def test_a_worker_is_cut_off_from_the_brokers(rack, brokers, spark, job):
     job.survives()
 
 
+def test_a_broker_is_cut_off_from_a_worker_and_not_from_the_driver(rack, brokers, spark, job):
+    before = job.written()
+    rack.cut(spark.workers[0], brokers.hosts[0])
+    job.wait_for("as speculatable", before)
+    job.survives()
+    rack.repair(spark.workers[0], brokers.hosts[0])
+    job.survives()
+
+
+def test_a_worker_has_a_slow_link_that_loses_packets(rack, spark, job):
+    rack.slow_down(spark.workers[0])
+    job.survives()
+    assert rack.speed_up(spark.workers[0]) > 0
+
+
 def test_a_worker_is_cut_off_from_the_driver_and_not_from_the_brokers(rack, spark, job):
     driver = rack.host("driver")
     before = job.written()
@@ -171,13 +194,18 @@ def test_a_worker_is_cut_off_from_the_driver_and_not_from_the_brokers(rack, spar
     job.survives()
 
 
-def test_executors_are_decommissioned_and_a_worker_is_killed(rack, spark, job):
+def test_executors_are_decommissioned_and_a_worker_is_replaced_by_one_with_a_wrong_clock(rack, spark, job):
     before = job.written()
     assert spark.workers[0].signal(EXECUTOR, signal.SIGPWR)
     job.wait_for("Decommission", before)
     job.survives()
     spark.workers[1].lose()
-    spark.start_worker(rack.host("worker3"))
+    spark.start_worker(rack.host("worker3"), **clock("+40m"))
     job.survives()
     eventually(lambda: rack.host("worker3").pids(EXECUTOR), seconds=START_S)
+    job.survives()
+
+
+def test_the_host_of_a_broker_is_lost(brokers, job):
+    brokers.hosts[1].lose()
     job.survives()

@@ -8,6 +8,7 @@ import pytest
 
 from tests.clusters.hadoop import Hadoop
 from tests.clusters.jobs import BAKED, ON_EXECUTORS, SCRIPT, START_S, Copy, settings
+from tests.clusters.rack import clock
 from tests.clusters.servers import SPARK
 from tests.helpers.waiting import eventually
 
@@ -72,13 +73,13 @@ def test_in_cluster_mode_an_application_master_that_is_killed_is_started_again_a
 class Supervised:
     """A supervisor of the copy on a host, with others on other hosts."""
 
-    def __init__(self, host, copy, hadoop):
+    def __init__(self, host, copy, hadoop, **variables):
         self.host = host
         lease = ("--lease", copy.bootstrap, "--lease-timeout", "10", "--lease-group", copy.name)
         conf = {**ON_YARN, **copy.conf, "spark.master": "yarn", "spark.executor.instances": "1"}
         words = ("supervise", f"{SCRIPT}:job", *lease, "--status", "/tmp/status.json", *settings(host, conf))
         main = (sys.executable, "-c", "from headrace.cli import main; main()")
-        self.program = host.start("supervisor", *main, *words, HADOOP_CONF_DIR=str(hadoop.conf), **BAKED)
+        self.program = host.start("supervisor", *main, *words, HADOOP_CONF_DIR=str(hadoop.conf), **BAKED, **variables)
 
     def is_so(self, state, standby=None):
         file = self.host.folder / "status.json"
@@ -95,7 +96,7 @@ def test_a_standby_on_another_host_continues_when_the_leader_is_cut_off_and_when
         first = Supervised(rack.host("driver1"), copy, hadoop)
         copy.advance(first.program.check, START_S)
         first.wait_for("LEADING")
-        second = Supervised(rack.host("driver2"), copy, hadoop)
+        second = Supervised(rack.host("driver2"), copy, hadoop, **clock("-1h"))
         second.wait_for("FOLLOWING", "ARMED")
         for other in (*brokers.hosts, second.host):
             rack.cut(first.host, other)
