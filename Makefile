@@ -44,7 +44,7 @@ test-all: test test-rest ## Everything that CI runs (25 minutes)
 test-long: $(INSTALLED) ## The tests marked long, which CI leaves out: demos and examples with kills (a quarter of an hour)
 	$(PYTEST) --numprocesses 2 -m long --ignore tests/clusters
 
-test-clusters: $(INSTALLED) ## Jobs on standalone Spark and YARN, each server on a host of its own (network namespaces, as root), under faults (20 minutes)
+test-clusters: $(INSTALLED) ## Jobs on standalone Spark, YARN and Flink, each server on a host of its own (network namespaces, as root), under faults (20 minutes)
 	$(BIN)/pytest -m long tests/clusters
 
 lowest: $(INSTALLED) ## The unit tests with the lowest versions that setup.cfg allows
