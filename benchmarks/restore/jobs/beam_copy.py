@@ -64,11 +64,8 @@ def main(settings: dict[str, Any]) -> None:
         mark(settings, "session")
         newest = newest_checkpoint(state / "checkpoints")
         savepoint = None if newest is None else newest.as_uri()
-        pipeline = beam.Pipeline(
-            options=PipelineOptions(
-                flink.options(checkpoint_ms=settings.get("interval_ms", CHECKPOINT_MS), savepoint=savepoint)
-            )
-        )
+        flags = flink.options(checkpoint_ms=settings.get("interval_ms", CHECKPOINT_MS), savepoint=savepoint)
+        pipeline = beam.Pipeline(options=PipelineOptions([*flags, *settings.get("flags", [])]))
         build(pipeline, settings)
         flink.submit(pipeline)
         mark(settings, "query")
