@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +17,12 @@ from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.pauses import POLL_TIMEOUT_S
 from headrace.enumerator.source import LogSource, Source, SplitBatch
+from headrace.enumerator.source_driver import SourceDriver
 from headrace.runners.beam.coders import ReaderFormat
-from headrace.runners.beam.enumerate import beginning
+from headrace.runners.beam.enumerate import beginning, look
 from headrace.runners.beam.event_time import EventTime, bounds
 from headrace.runners.beam.reader_restriction import ReaderRestriction
+from headrace.runners.beam.split_restriction import Enumerated, Fresh
 
 POSITIONS = "positions"
 """The output with where every split was left: the bytes of a `ReaderRestriction` without anything to read."""
@@ -53,8 +55,7 @@ class ReadLimited(beam.DoFn):
         self._event_time = event_time
 
     def process(self, element: bytes) -> Iterator[TimestampedValue | TaggedOutput]:
-        with closing(beginning(self._source, self._start_at)) as discovery:
-            positions = {split.split_id: split for split in discovery.initial().added}
+        positions: dict[str, Any] = {}
         for batch in self._batches(positions):
             positions[batch.split.split_id] = batch.split
             if batch.records.num_rows:
@@ -65,12 +66,19 @@ class ReadLimited(beam.DoFn):
         yield TaggedOutput(POSITIONS, encoding.encode(left))
 
     def _batches(self, positions: dict[str, Any]) -> Iterator[SplitBatch[Any]]:
+        """Adds to `positions` where each split starts, as it is found."""
         left = self._limit.records
         deadline_s = float("inf") if self._limit.seconds is None else time.monotonic() + self._limit.seconds
-        with self._source.create_reader() as reader:
-            reader.add_splits(list(positions.values()))
-            unfinished = len(positions)
-            while unfinished and left != 0 and (wait_s := min(POLL_TIMEOUT_S, deadline_s - time.monotonic())) > 0:
+        with self._source.create_reader() as reader, closing(self._found()) as found:
+            unfinished = 0
+            while left != 0 and (wait_s := min(POLL_TIMEOUT_S, deadline_s - time.monotonic())) > 0:
+                if not unfinished:  # the next stage starts when the previous one is read
+                    if (splits := next(found, None)) is None:
+                        return
+                    positions |= {split.split_id: split for split in splits}
+                    reader.add_splits(splits)
+                    unfinished = len(splits)
+                    continue
                 batch = reader.poll(wait_s)
                 if batch is None:
                     continue
@@ -80,6 +88,17 @@ class ReadLimited(beam.DoFn):
                 unfinished -= batch.finished
                 left = None if left is None else left - batch.records.num_rows
                 yield batch
+
+    def _found(self) -> Generator[Sequence[Any]]:
+        """All splits that there are, in the order of the source's stages."""
+        with closing(SourceDriver(self._source, beginning(self._source, self._start_at))) as driver:
+            found = look(Fresh(), driver)
+            yield found.added
+            while found.more:
+                found = look(Enumerated(found.checkpoint), driver)
+                if found.failure is not None:
+                    raise found.failure
+                yield found.added
 
     def _first(self, at: Any, batch: SplitBatch[Any], left: int, deadline_s: float) -> Iterator[SplitBatch[Any]]:
         """The first records of a batch of a split that was there. Of a log they are read again: it alone knows the position."""

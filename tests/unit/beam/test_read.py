@@ -161,10 +161,11 @@ def test_the_next_stage_starts_at_the_look_that_follows_the_one_that_has_found_a
     assert ends == [ends[0]]
 
 
-def test_one_source_after_another_is_read_on_the_direct_runner():
+@pytest.mark.parametrize("limit", [None, Limit(100, None)])
+def test_one_source_after_another_is_read_on_the_direct_runner(limit):
     with on_direct() as pipeline:
         source = Hybrid(MemoryPieces(log_of(a="12", b="34"), bounded=True), then=MemorySource(log_of(c="56"), bounded=True))
-        values = pipeline | ReadFromSource(source) | beam.Map(lambda row: row["value"])
+        values = pipeline | ReadFromSource(source, limit=limit) | beam.Map(lambda row: row["value"])
         assert_that(values, equal_to([*"123456"]))
 
 
