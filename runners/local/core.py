@@ -247,6 +247,10 @@ class RunCore(Generic[SplitT, HandleT]):
         if place in self.coordinator.waiting_for:
             return self._stage()  # the checkpoint under way has them
         self._written = True
+        return self._await_next()
+
+    def _await_next(self) -> list[run.RunCommand[SplitT, HandleT]]:
+        """There are rows that the next checkpoint is to have soon."""
         if self._schedule.max_delay_s is None or self._awaited == self._checkpoint_id + 1:
             return []
         self._awaited = self._checkpoint_id + 1
@@ -371,7 +375,8 @@ class RunCore(Generic[SplitT, HandleT]):
                 CheckpointFailedError(f"checkpoint {checkpoint_id} has failed: {reason}; tolerable failed checkpoints: {most}")
             )
         self._wanted = self._wanted or self._stopping
-        return [run.ReportCheckpointFailure(checkpoint_id, reason), *self._pause_after_failure()]
+        failure = run.ReportCheckpointFailure(checkpoint_id, reason)
+        return [failure, *self._pause_after_failure(), *self._await_next()]  # which has the rows of this one, too
 
     def _timed_out(self, event: run.CheckpointTimedOut) -> list[run.RunCommand[SplitT, HandleT]]:
         if event.checkpoint_id != self._checkpoint_id:

@@ -247,6 +247,18 @@ def test_rows_behind_the_snapshot_of_their_worker_wait_for_the_next_checkpoint()
     assert TakeSnapshot(5, 9) in run.handle(CheckpointCommitted(8))
 
 
+@pytest.mark.parametrize("failure", [CheckpointTimedOut(8), CheckpointIsNotStored(8, "disk full")])
+def test_rows_of_a_checkpoint_that_has_failed_wait_max_delay_for_the_next(failure):
+    run, assigned = running(RunSchedule(300.0, max_delay_s=0.2, tolerable_failed_checkpoints=1))
+    run.handle(WorkerWrote(5))
+    run.handle(RowsDue(7))
+    if isinstance(failure, CheckpointIsNotStored):
+        collected(run, assigned, 8)
+    assert SetTimer(0.2, RowsDue(8)) in run.handle(failure)
+    run.handle(PauseOver())
+    assert TakeSnapshot(5, 9) in run.handle(RowsDue(8))
+
+
 @pytest.mark.parametrize("rows", [False, True])
 def test_a_checkpoint_is_staged_where_there_are_rows(rows):
     run, _ = running()
