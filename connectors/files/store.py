@@ -319,8 +319,8 @@ def fsspec_of(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             raise
         raise UsageError(
             f"{url}: Python reaches HDFS by Hadoop's libhdfs, which needs a JVM. This machine lacks one of them: "
-            f"{str(error).splitlines()[0]}. Set JAVA_HOME, HADOOP_HOME and CLASSPATH (`hadoop classpath --glob`), for the driver "
-            "and for all executors"
+            f"{str(error).splitlines()[0]}. Set JAVA_HOME, HADOOP_HOME and CLASSPATH (`hadoop classpath --glob`), for the "
+            "driver and for all executors"
         ) from error
     return filesystem, str(root)
 

@@ -27,6 +27,7 @@ SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.quantile": "0.5",
     "spark.speculation.minTaskRuntime": "5s",
+    "spark.speculation.task.duration.threshold": "10s",
     "spark.task.maxFailures": "10",
     "spark.decommission.enabled": "true",
 }

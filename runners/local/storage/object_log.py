@@ -9,7 +9,7 @@ number one gets it, and the other knows that it is not alone. A *lifetime* is on
 everything, and then writes a manifest with the next number: if that is taken, something was written since, and it reads again.
 So no other process's entry comes between what a lifetime has read and its manifest; and the previous writer finds the
 number taken that it wants next, and ends (FencedError): the run that was started last continues. A coordinator that is started
-again is no new run: it gets the log only if no other command has claimed it since, by the lifetime of the manifest that counts.
+again is not a new run: it gets the log only if no other command has claimed it since, as the manifest that counts shows.
 
 What counts are the entries that the manifest with the highest number names, and later ones of the same lifetime; of several
 with one name the last. Everything else may be deleted, in any order, at any time, by the writer of a later
