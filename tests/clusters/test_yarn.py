@@ -96,7 +96,7 @@ def test_a_standby_on_another_host_continues_when_the_leader_is_cut_off_and_when
         first = Supervised(rack.host("driver1"), copy, hadoop)
         copy.advance(first.program.check, START_S)
         first.wait_for("LEADING")
-        second = Supervised(rack.host("driver2"), copy, hadoop, **clock("-1h"))
+        second = Supervised(rack.host("driver2"), copy, hadoop, **clock(rack, "-1h"))
         second.wait_for("FOLLOWING", "ARMED")
         for other in (*brokers.hosts, second.host):
             rack.cut(first.host, other)
