@@ -25,22 +25,10 @@ NETWORKS = range(1, 255)
 NO_HOST = "02:00:00:00:00:01"
 """A link address that no host has. What is sent there is lost, and no sender gets an error."""
 
-SLEEP = """
-#define _GNU_SOURCE
-#include <errno.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-int clock_nanosleep(clockid_t clock, int flags, const struct timespec *time, struct timespec *left) {
-    return syscall(SYS_clock_nanosleep, clock, flags, time, left) ? errno : 0;
-}
-"""
-"""Python's sleep. That of libfaketime (0.9.10) takes a time of the monotonic clock for one of the wrong clock."""
-
 NARROW = ("rate", "512kbit", "burst", "4kb", "limit", "10kb")
 """Of a token bucket filter: what finds ten kilobytes waiting is lost, as at the queue of a router."""
 
-TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
+TOOLS = ("gcc", "ip", "tc", "unshare", "nsenter", "mount")
 START = """
 mount --bind "$1" /tmp && mount --bind "$2" /etc/hosts && hostname "$3" && ip link set lo up && echo up
 sleep infinity &
@@ -49,15 +37,12 @@ wait
 """The first process of a host. A shell that waits also collects the processes that others have left to it."""
 
 
-def clock(rack: Rack, offset: str) -> dict[str, str]:
-    """Variables of programs whose clock is wrong by this, such as "-1h"; none without libfaketime. Pauses stay as they are."""
-    library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
-    if library is None:
-        return {}
-    sleep = rack.shared / "sleep.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-xc", "-", "-o", sleep], input=SLEEP, text=True, check=True)
-    as_ever = {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1"}
-    return {"LD_PRELOAD": f"{sleep} {library}", "FAKETIME": offset, **as_ever}
+def wrong_clock(rack: Rack, seconds: int) -> dict[str, str]:
+    """Variables of programs whose clock is wrong by this. Their pauses and timeouts are as long as ever."""
+    library = rack.shared / "wrong_clock.so"
+    source = Path(__file__).with_name("wrong_clock.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", source, "-o", library, "-ldl"], check=True)
+    return {"LD_PRELOAD": str(library), "WRONG_BY": str(seconds)}
 
 
 def why_none() -> str | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.clusters.jobs import BAKED, ON_EXECUTORS, PIPELINE_SCRIPT, SCRIPT, START_S, Copy, settings
-from tests.clusters.rack import Program, clock, listening
+from tests.clusters.rack import Program, listening, wrong_clock
 from tests.clusters.servers import SPARK, Standalone
 from tests.helpers.python_path import ROOT
 from tests.helpers.waiting import eventually
@@ -204,7 +204,7 @@ def test_executors_are_decommissioned_and_a_worker_is_replaced_by_one_with_a_wro
     job.wait_for("Decommission", before)
     job.survives()
     spark.workers[1].lose()
-    spark.start_worker(rack.host("worker3"), **clock(rack, "+40m"))
+    spark.start_worker(rack.host("worker3"), **wrong_clock(rack, 2400))
     job.survives()
     eventually(lambda: rack.host("worker3").pids(EXECUTOR), seconds=START_S)
     job.survives()

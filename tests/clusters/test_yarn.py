@@ -8,7 +8,7 @@ import pytest
 
 from tests.clusters.hadoop import Hadoop
 from tests.clusters.jobs import BAKED, ON_EXECUTORS, SCRIPT, START_S, Copy, settings
-from tests.clusters.rack import clock
+from tests.clusters.rack import wrong_clock
 from tests.clusters.servers import SPARK
 from tests.helpers.waiting import eventually
 
@@ -96,7 +96,7 @@ def test_a_standby_on_another_host_continues_when_the_leader_is_cut_off_and_when
         first = Supervised(rack.host("driver1"), copy, hadoop)
         copy.advance(first.program.check, START_S)
         first.wait_for("LEADING")
-        second = Supervised(rack.host("driver2"), copy, hadoop, **clock(rack, "-1h"))
+        second = Supervised(rack.host("driver2"), copy, hadoop, **wrong_clock(rack, -3600))
         second.wait_for("FOLLOWING", "ARMED")
         for other in (*brokers.hosts, second.host):
             rack.cut(first.host, other)
