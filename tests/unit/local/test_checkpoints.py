@@ -60,7 +60,7 @@ from headrace.runners.local.checkpoints import (
 )
 from headrace.runners.local.commit.committer import CLEAN_UP_AGAIN_S, RunCommitter
 from headrace.runners.local.commit.strategy import EPOCH_BITS
-from headrace.runners.local.coordinator import RunOutcome
+from headrace.runners.local.coordinator import CoordinatorOrder, RunOutcome
 from headrace.runners.local.events import WorkerDied, WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
 from headrace.runners.local.processes import PROCESS_NAME, children_heed_signals, forked_apart, leave_signals_to_supervisor
@@ -1104,6 +1104,19 @@ def test_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monk
     with pytest.raises(RunFailedError, match="injected; not restarted"):
         supervise(pipeline_in_memory(), RunSettings(str(tmp_path), restart=FixedDelay(4, 0.0)), forked_apart)
     assert len(lifetimes) == 3  # of a worker and a coordinator each, and the fifth failure is one too many
+
+
+@pytest.mark.parametrize("run", [None, "run-x"])
+def test_a_coordinator_after_the_first_gets_the_checkpoints_of_its_own_command_only(tmp_path, monkeypatch, run):
+    restarts, store = Restarts(FixedDelay(1, 0.0)), Mock(side_effect=FencedError)
+    orders = [CoordinatorOrder(pipeline_in_memory(), RunSettings(str(tmp_path)), "", 0.0, (), restarts, run) for _ in range(2)]
+    order = replace(orders[0], restarted=1)
+    monkeypatch.setattr(coordinator, "CheckpointStore", store)
+    monkeypatch.setattr(coordinator, "has_run", lambda _: True)
+    with pytest.raises(FencedError):
+        coordinator._opened(order, tmp_path, Mock(), Mock())
+    assert store.call_args.args[-2:] == (order.command, run and order.command)
+    assert orders[0].command == order.command != orders[1].command
 
 
 def test_a_coordinator_that_cannot_be_started_is_a_failure_that_the_restart_strategy_decides(tmp_path, monkeypatch):
