@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.base.nested import visible
 from headrace.enumerator.errors import HeadraceError, UsageError
 
 _PART = re.compile(r"`((?:[^`]|``)+)`(?=\.|$)|([^.]*)")
@@ -90,6 +91,7 @@ def exactly(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
     Arrow's own casts round reals and decimals, cut times to days, make any number true, and drop fields of structs.
     """
+    values = visible(values)
     made = values.cast(kind)
     if _is_changed(values, made):
         raise pa.ArrowInvalid("a value would change, or be left out")

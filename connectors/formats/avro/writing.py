@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.base.nested import visible
 from headrace.connectors.formats.avro import encode as kernel
 from headrace.connectors.formats.avro.program import arrow_type, inside_path, nullable
 from headrace.connectors.formats.avro.schema import AvroArray, AvroEnum, AvroMap, AvroPrimitive, AvroRecord, AvroType, AvroUnion
@@ -22,6 +23,7 @@ def encode(schema: AvroType, values: pa.Array) -> pa.Array:
     Numbers, times and texts are cast to the type that `arrow_type` gives, if no value changes. Raises UsageError, which names
     the field and the first bad row.
     """
+    values = visible(values)
     check_values(values)
     binder = _Binder()
     part = binder.part(schema, values, "")
@@ -77,7 +79,7 @@ class _Binder:
         """The part for a column that has the schema's Arrow type, or its shape."""
         match schema:
             case AvroRecord():
-                fields = {array.type.field(i).name: _shown(array, array.field(i)) for i in range(array.type.num_fields)}
+                fields = {array.type.field(i).name: array.field(i) for i in range(array.type.num_fields)}
                 _check_fields(schema, fields, path)
                 parts = [self.part(each.type, fields[each.name], inside_path(path, each.name)) for each in schema.fields]
                 return kernel.WriteRecord(self.out, place, parts)
@@ -108,21 +110,6 @@ class _Binder:
         if pa.types.is_floating(kind) or pa.types.is_fixed_size_binary(kind):
             return kernel.WriteFixed(out, place, array)
         return kernel.WriteNumber(out, place, array)
-
-
-def _shown(record: pa.Array, field: pa.Array) -> pa.Array:
-    """A field of a record, with nulls where the record is null: there it may hold anything, such as a text that is not a
-    symbol.
-
-    Of texts and records, as no other field is looked at before its rows are written. (`flatten` ends the process for unions.)
-    """
-    if not record.null_count:
-        return field
-    if pa.types.is_struct(field.type):
-        children = [field.field(i) for i in range(field.type.num_fields)]
-        return pa.StructArray.from_arrays(children, fields=list(field.type), mask=pc.or_(record.is_null(), field.is_null()))
-    is_text = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
-    return pc.if_else(record.is_valid(), field, pa.scalar(None, field.type)) if is_text else field
 
 
 def _check_fields(schema: AvroRecord, fields: Mapping[str, pa.Array], path: str) -> None:

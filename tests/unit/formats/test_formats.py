@@ -29,6 +29,29 @@ def binary(items: list[bytes | None]) -> pa.Array:
     return pa.array(items, pa.binary())
 
 
+AVRO = {"type": "record", "name": "R", "fields": [
+    {"name": "s", "type": ["null", {"type": "record", "name": "S", "fields": [{"name": "a", "type": "int"}]}]},
+    {"name": "l", "type": ["null", {"type": "array", "items": "int"}]},
+]}  # fmt: skip
+JSON = pa.struct([("s", pa.struct([("a", pa.int32())])), ("l", pa.list_(pa.int32()))])
+
+
+@pytest.mark.parametrize("value_format", [AvroFormat(json.dumps(AVRO)), JsonFormat(JSON)], ids=["avro", "json"])
+def test_what_is_beneath_a_null_and_outside_of_a_slice_is_not_looked_at(value_format):
+    """Arrow's cast finds it, and that it is no number of 32 bits."""
+    numbers, nulls = pa.array([1, 1 << 40, 1 << 40]), pa.array([False, True, False])
+    inner = pa.StructArray.from_arrays([numbers], ["a"], mask=nulls)
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), numbers, mask=nulls)
+    rows = pa.StructArray.from_arrays([inner, lists], ["s", "l"])
+    for column in (rows.slice(0, 2), pa.StructArray.from_arrays([inner.slice(0, 2), lists.slice(0, 2)], ["s", "l"])):
+        assert value_format.decode(value_format.encode(column)).values.to_pylist() == [
+            {"s": {"a": 1}, "l": [1]},
+            {"s": None, "l": None},
+        ]
+    with pytest.raises(UsageError, match="not in range"):
+        value_format.encode(rows)
+
+
 # --- bytes and strings ---
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.string(), pa.large_string()])
 def test_bytes_are_as_they_are_whatever_arrow_calls_them(kind):

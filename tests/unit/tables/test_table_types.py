@@ -104,6 +104,21 @@ def test_maps_that_were_filtered_are_written(tmp_path, kind, type_):
 
 
 @KINDS
+@pytest.mark.parametrize("nest", [
+    lambda times: pa.StructArray.from_arrays([times], ["at"], mask=pa.array([False, True])),
+    lambda times: pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), times, mask=pa.array([False, True])),
+    lambda times: pa.MapArray.from_arrays([0, 1, 2], ["a", "b"], times, mask=pa.array([False, True])),
+], ids=["struct", "list", "map"])  # fmt: skip
+def test_what_is_beneath_a_null_is_not_looked_at(tmp_path, kind, nest):
+    """A cast does, and found a nanosecond there."""
+    column = nest(pa.array([1000, 1001]).cast(pa.timestamp("ns", "UTC")))
+    sink = sink_of(kind, tmp_path)
+    sink.create_table(pa.schema([("c", column.type)]))
+    commit_rows(sink, 0, pa.record_batch([column], names=["c"]))
+    assert rows_of(kind, tmp_path)["c"].null_count == 1
+
+
+@KINDS
 def test_a_partition_of_a_date_after_the_year_9999_is_refused(tmp_path, kind):
     batch = pa.record_batch([pa.array([3_000_000], pa.date32()), [1]], names=["day", "id"])
     sink = sink_of(kind, tmp_path)
