@@ -87,12 +87,20 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
     inspector = inspect(connection)
     found = inspector.get_columns(table, schema=schema)
     bases = _domain_bases(connection, _place(connection, name)) if product is Product.POSTGRESQL else {}
-    columns = {column["name"]: dict(column, type=_stored(column["type"], bases.get(column["name"]))) for column in found}
+    columns = {
+        _unescaped(column["name"], product): dict(column, type=_stored(column["type"], bases.get(column["name"])))
+        for column in found
+    }
     primary = inspector.get_pk_constraint(table, schema=schema)["constrained_columns"]
     unique = unique_keys(connection, _place(connection, name), primary, product)
     quote = connection.dialect.identifier_preparer.quote
     written = ".".join(quote(part) for part in (schema, table) if part is not None)
     return Table(name, destination, written, product, columns, unique)
+
+
+def _unescaped(name: str, product: Product) -> str:
+    """A column's name. SQLAlchemy gives it as MariaDB and MySQL write it between backticks."""
+    return name.replace("``", "`") if product is Product.MYSQL else name
 
 
 _DOMAIN_BASES = """

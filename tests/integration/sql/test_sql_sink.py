@@ -661,12 +661,12 @@ def test_jobs_with_the_longest_names_and_tables_with_odd_ones(rig):
     rig.table = f'"O\'Hara 100%s ""{uuid.uuid4().hex[:6]}"' if rig.is_postgresql else f"`O'Hara 100%s \"{uuid.uuid4().hex[:6]}`"
     rig._engine.connect().close()
     quoted = rig.table.replace("%", "%%")
-    column = '"a %%s "" b"' if rig.is_postgresql else '`a %%s " b`'
+    column = '"a %%s ""` b"' if rig.is_postgresql else '`a %%s "`` b`'
     rig.execute(f"CREATE TABLE {quoted} (id BIGINT, {column} VARCHAR(100))")
     sink = SqlSink(rig.url, rig.table[1:-1].replace('""', '"'))
     job = "J" * 100
     with sink.begin(Attempt(job, 2**63 - 1, 2**31 - 1, 2**31 - 1)) as transaction:
-        transaction.write(pa.record_batch({'a %s " b': ["x"], "id": [1]}))
+        transaction.write(pa.record_batch({'a %s "` b': ["x"], "id": [1]}))
         handle = transaction.prepare()
     driver = JobCommitter(job, sink.committer(job))
     driver.commit(2**63 - 1, (handle,))
