@@ -77,6 +77,9 @@ class FileSink(TwoPhaseSink[FileHandle], EpochRecord, WriterCommit):
     def __post_init__(self) -> None:
         """Check, and make the path absolute."""
         object.__setattr__(self, "path", given_path(self.path))
+        given: object = self.format  # by a caller without a type checker
+        if not isinstance(given, FileFormat):
+            raise UsageError(f"format must be one of {', '.join(map(str, FileFormat))}, not {given!r}")
         if self.row_group_bytes < 1:
             raise UsageError(f"row_group_bytes must be at least 1, not {self.row_group_bytes}")
         if self.compression is not None and self.format is not FileFormat.PARQUET:
