@@ -102,6 +102,9 @@ class AddedTables:
 
     def taken_over(self, split: LogSplit) -> LogSplit:
         """Without tables that are no longer read: if one is again, its rows are missing, as its changes are."""
+        known = {oid: entries for oid, entries in split.published_by if split.has_rows_of(oid)}
+        published = tuple((each.table.oid, known.get(each.table.oid, each.published_by)) for each in self._followed)
+        split = replace(split, published_by=published)
         if split.tables is None:
             return split
         tables = tuple((each.table.full_name, each.table.oid) for each in self._followed if split.has_rows_of(each.table.oid))

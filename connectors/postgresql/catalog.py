@@ -322,13 +322,17 @@ class _Types:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table as a publication has it. `columns`: before 15 it has no lists, and None is all but generated columns."""
+    """A table as a publication has it. `columns`: before 15 it has no lists, and None is all but generated columns.
+
+    `published_by`: the oids of the catalog's entries that publish it, of which it gets new ones when it is added again.
+    """
 
     oid: int
     schema: str
     name: str
     columns: tuple[str, ...] | None = None
     row_filter: str | None = None
+    published_by: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,12 +346,22 @@ class PgPublication:
     operations: frozenset[str]
     tables: tuple[PublishedTable, ...]
 
+    @property
+    def unpublished(self) -> frozenset[str]:
+        """The operations that the log lacks."""
+        return frozenset(OPERATIONS) - self.operations
+
     def columns(self) -> dict[int, tuple[str, ...]]:
         """Of the tables for which they are known: see `read_tables`."""
         return {table.oid: table.columns for table in self.tables if table.columns is not None}
 
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
+_SELF_AND_ROOTS = "(SELECT c.oid UNION ALL SELECT relid FROM pg_partition_ancestors(c.oid))"
+_PUBLISHED_SCHEMAS = f"""
+            UNION ALL SELECT e.oid FROM pg_publication_namespace e JOIN pg_class r ON pnnspid = r.relnamespace
+            WHERE pnpubid = p.oid AND r.oid IN {_SELF_AND_ROOTS}
+"""  # noqa: S608 - the texts are ours
 
 
 def read_publication(connection: Connection, name: str) -> PgPublication | None:
@@ -359,19 +373,25 @@ def read_publication(connection: Connection, name: str) -> PgPublication | None:
     ).fetchone()
     if row is None:
         return None
-    details = "attnames::text[], rowfilter" if connection.info.server_version >= _PG15 else "NULL, NULL"
+    details, schemas = "NULL, NULL", ""
+    if connection.info.server_version >= _PG15:
+        details, schemas = "attnames::text[], rowfilter", _PUBLISHED_SCHEMAS
     tables = connection.execute(
         f"""
-        SELECT c.oid::bigint, schemaname, tablename, {details}
-        FROM pg_publication_tables JOIN pg_namespace n ON nspname = schemaname
+        SELECT c.oid::bigint, schemaname, tablename, {details}, ARRAY(
+            SELECT p.oid WHERE puballtables
+            UNION ALL SELECT e.oid FROM pg_publication_rel e WHERE prpubid = p.oid AND prrelid IN {_SELF_AND_ROOTS}
+            {schemas}
+        )::bigint[]
+        FROM pg_publication_tables JOIN pg_publication p USING (pubname) JOIN pg_namespace n ON nspname = schemaname
             JOIN pg_class c ON relnamespace = n.oid AND relname = tablename
         WHERE pubname = %s ORDER BY schemaname COLLATE "C", tablename COLLATE "C"
-        """,  # noqa: S608 - both texts are ours
+        """,  # noqa: S608 - the texts are ours
         [name],
     )
     published = tuple(
-        PublishedTable(oid, schema, table, None if columns is None else tuple(columns), row_filter)
-        for oid, schema, table, columns, row_filter in tables
+        PublishedTable(oid, schema, table, None if columns is None else tuple(columns), row_filter, tuple(entries))
+        for oid, schema, table, columns, row_filter, entries in tables
     )
     owner, all_tables, via_root, *allowed = row
     operations = frozenset(each for each, is_published in zip(OPERATIONS, allowed, strict=True) if is_published)

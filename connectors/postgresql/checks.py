@@ -212,7 +212,7 @@ def _of_publication(facts: Facts) -> Iterator[Lack]:
         what = f"database {facts.server.database} has no publication {name}, so the server sends no changes"
         yield Lack("error", f"publication {name}", what, f"{comment}{_text(publication_statement(name, tables))};")
         return
-    if missing := [each for each in OPERATIONS if each not in publication.operations]:
+    if missing := sorted(publication.unpublished, key=OPERATIONS.index):
         what = f"it does not publish {', '.join(missing)}, so those changes never arrive"
         fix = f"ALTER PUBLICATION {_quoted(name)} SET (publish = '{', '.join(OPERATIONS)}');"
         yield Lack("warning", f"publication {name}", what, fix)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -19,10 +19,12 @@ from headrace.connectors.postgresql.splits import (
     LogSplit,
     Origin,
     read_origin,
+    read_published,
     read_seam,
     read_tables,
     seam_of,
     stored_origin,
+    stored_published,
     stored_seam,
 )
 from headrace.enumerator.envelope import stored_object
@@ -90,7 +92,13 @@ def start_of_log(splits: Sequence[ChangesSplit]) -> JsonObject:
     """What a log needs to know of the chunks before it, all of which are read: where it starts, and what it leaves out."""
     chunks = [split for split in splits if isinstance(split, ChunkSplit)]
     tables = {chunk.table: chunk.oid for chunk in chunks}
-    return {"position": stored_origin(chunks[0].slot), "tables": tables, "seam": stored_seam(seam_of(chunks))}
+    published = {chunk.oid: chunk.published_by for chunk in chunks}
+    return {
+        "position": stored_origin(chunks[0].slot),
+        "tables": tables,
+        "seam": stored_seam(seam_of(chunks)),
+        "published_by": stored_published([*published.items()]),
+    }
 
 
 class ChunkDiscovery(SplitDiscovery[ChangesSplit]):
@@ -117,7 +125,9 @@ def _cut(connection: psycopg.Connection, followed: Followed, rows: int, place: O
     table, key = followed.table, chunk_key(followed.table)
     bounds: list[Key | None] = [None, *lower_bounds(connection, followed, key, rows), None]
     for number, (lower, upper) in enumerate(pairwise(bounds)):
-        yield ChunkSplit(0, table.full_name, table.oid, number, key, lower, upper, place, floor)
+        yield ChunkSplit(
+            0, table.full_name, table.oid, number, key, lower, upper, place, floor, published_by=followed.published_by
+        )
 
 
 class LogDiscovery(SplitDiscovery[ChangesSplit]):
@@ -135,27 +145,47 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
         """`number`: of the stage, for the split. `stage`: of a `ChangesDiscovery`. `tables`: of the split, without an end."""
         self._source = source
         self._number, self._end, self._stage, self._tables = number, end, stage, tables
-        self._said: tuple[list[str], list[str]] = [], []
+        self._said: tuple[list[str], list[str], list[str]] = [], [], []
 
     def initial(self) -> DiscoveryResult[ChangesSplit]:
         if self._end is not None:
             tables, seam = read_tables(stored_object(self._end["tables"])), read_seam(stored_object(self._end["seam"]))
-            split = LogSplit(self._number, read_origin(self._end["position"]), tables, seam=seam)
+            published = read_published(stored_object(self._end["published_by"]))
+            split = LogSplit(self._number, read_origin(self._end["position"]), tables, seam=seam, published_by=published)
         else:
+            published = tuple((each.table.oid, each.published_by) for each in self._source.followed)
             with translated(self._source.url, "making a slot"), connect(self._source.url) as connection:
-                split = LogSplit(self._number, slot_place(connection, self._source.slot)[0], self._tables)
+                place, _ = slot_place(connection, self._source.slot)
+            split = LogSplit(self._number, place, self._tables, published_by=published)
         return DiscoveryResult([split], stage=self._stage)
 
     def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
-        self._say_what_has_changed()
-        return DiscoveryResult((), stage=self._stage)
-
-    def _say_what_has_changed(self) -> None:
-        """Once of the same tables. The server sends no changes of one that left the publication, and no word of that."""
+        """Raises DataLossError for a table that was out of the publication: nothing later lets the job have its changes."""
         source = self._source
         with translated(source.url, "reading the publication"), connect(source.url) as connection:
             publication = catalog.read_publication(connection, source.publication)
         published = {} if publication is None else {table.oid: table for table in publication.tables}
+        for split in known.values():
+            if isinstance(split, LogSplit):
+                self._check_published(split, published)
+        self._say_what_has_changed(published, frozenset() if publication is None else publication.unpublished)
+        return DiscoveryResult((), stage=self._stage)
+
+    def _check_published(self, split: LogSplit, published: Mapping[int, catalog.PublishedTable]) -> None:
+        known = dict(split.published_by)
+        for each in self._source.followed:
+            oid = each.table.oid
+            entries = known.get(oid) if oid in published and split.has_rows_of(oid) else None
+            if entries and set(entries).isdisjoint(published[oid].published_by):
+                raise DataLossError(
+                    f"table {each.table.full_name} was taken out of publication {self._source.publication} and added again, so "
+                    "the log lacks what was changed between: start again without a checkpoint and with a new slot, to read its "
+                    "rows"
+                )
+
+    def _say_what_has_changed(self, published: Mapping[int, catalog.PublishedTable], unpublished: Collection[str]) -> None:
+        """Once of the same. The server sends no changes of one that left the publication, and no word of that."""
+        source = self._source
         followed = {each.table.oid: each.table.full_name for each in source.followed}
         left = [name for oid, name in followed.items() if oid not in published]
         joined = [
@@ -165,7 +195,10 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
             log.warning("publication %s no longer has %s: no changes come", source.publication, ", ".join(left))
         if joined and joined != self._said[1]:
             log.warning("publication %s has %s now: start the job again to read it, too", source.publication, ", ".join(joined))
-        self._said = left, joined
+        silent = sorted(unpublished)
+        if silent and silent != self._said[2]:
+            log.warning("publication %s does not publish %s: the copy lacks them", source.publication, ", ".join(silent))
+        self._said = left, joined, silent
 
     def _is_named(self, table: catalog.PublishedTable) -> bool:
         return any(pattern.matches(table.schema, table.name) for pattern in self._source.tables)

@@ -25,13 +25,14 @@ _UNBOUNDED_NAMES = {"character": "bpchar", "bit": "varbit"}
 class Followed:
     """A table as its publication has it. `row_filter`: the condition that its rows and changes have to meet, as SQL.
 
-    `known_at`: where the log was when its columns were asked for.
+    `known_at`: where the log was when its columns were asked for. `published_by`: as of `PublishedTable`.
     """
 
     table: PgTable
     row_filter: str | None
     is_partitioned: bool
     known_at: int
+    published_by: tuple[int, ...] = ()
 
 
 def created_again(table: str) -> DataLossError:

@@ -235,7 +235,10 @@ def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[
     known_at = catalog.read_log_end(connection)  # first: what changes a table later is not before it
     kinds = {each.oid: each.kind for each in catalog.find_relations(connection, patterns)}
     tables = catalog.read_tables(connection, published, publication.columns())
-    found = (Followed(tables[oid], each.row_filter, kinds.get(oid) == "p", known_at) for oid, each in published.items())
+    found = (
+        Followed(tables[oid], each.row_filter, kinds.get(oid) == "p", known_at, each.published_by)
+        for oid, each in published.items()
+    )
     return tuple(sorted(found, key=lambda each: each.table.full_name))
 
 

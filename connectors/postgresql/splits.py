@@ -40,6 +40,7 @@ class ChunkSplit:
 
     `oid`: of the table, which has another one when it is created again. `key`: the columns it is cut by, empty: not at all.
     `slot`: where the log starts behind the snapshot. `floor`: an LSN before every change in it. `seen`: None until it is read.
+    `published_by`: as of `PublishedTable`.
     """
 
     stage: int
@@ -52,6 +53,7 @@ class ChunkSplit:
     slot: Origin
     floor: int
     seen: Seen | None = None
+    published_by: tuple[int, ...] = ()
 
     @property
     def split_id(self) -> str:
@@ -85,6 +87,7 @@ class LogSplit:
 
     `skip`: how many changes after it were read already: of a transaction that was too large for one batch. `seam`: None where
     no change can be in a chunk. `tables`: those whose rows are read, with their oids; None where no rows are wanted.
+    `published_by`: of tables, by their oids, as of `PublishedTable`: the log has their changes while one of these stays.
     """
 
     stage: int
@@ -92,6 +95,7 @@ class LogSplit:
     tables: tuple[tuple[str, int], ...] | None = None
     skip: int = 0
     seam: Seam | None = None
+    published_by: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @property
     def split_id(self) -> str:
@@ -158,6 +162,22 @@ def read_tables(data: JsonObject) -> tuple[tuple[str, int], ...]:
     return tuple((name, stored_number(oid)) for name, oid in data.items())
 
 
+def stored_published(published: Sequence[tuple[int, tuple[int, ...]]]) -> JsonObject:
+    """As a JSON object, whose names are texts."""
+    return {str(oid): list(entries) for oid, entries in published}
+
+
+def read_published(data: JsonObject) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """What `stored_published` gave. ValueError and TypeError mean damaged data."""
+    return tuple((int(oid), _numbers(entries)) for oid, entries in data.items())
+
+
+def _numbers(data: Any) -> tuple[int, ...]:  # noqa: ANN401 - JSON
+    if not isinstance(data, list):
+        raise TypeError(f"{data!r} is not a list of numbers")
+    return tuple(map(stored_number, data))
+
+
 def stored_origin(origin: Origin) -> JsonObject:
     """The place as a JSON object."""
     return {"system": origin.system, "timeline": origin.timeline, "lsn": origin.lsn}
@@ -170,8 +190,9 @@ def read_origin(data: Any) -> Origin:  # noqa: ANN401 - JSON
 
 class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
     """Version 1. A chunk: {"stage": 0, "table": "public.t", "oid": 16385, "number": 1, "key": ["id"], "lower": ["10"],
-    "upper": null, "slot": {"system": "7", "timeline": 1, "lsn": 9}, "floor": 8, "seen": null}. The log: {"stage": 1,
-    "position": {...}, "tables": {"public.t": 16385}, "skip": 0, "seam": null}.
+    "upper": null, "slot": {"system": "7", "timeline": 1, "lsn": 9}, "floor": 8, "seen": null, "published_by": [16390]}. The
+    log: {"stage": 1,
+    "position": {...}, "tables": {"public.t": 16385}, "skip": 0, "seam": null, "published_by": {"16385": [16390]}}.
     """
 
     version = 1
@@ -181,7 +202,14 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
             seam = None if split.seam is None else stored_seam(split.seam)
             tables = None if split.tables is None else dict(split.tables)
             position = stored_origin(split.position)
-            return {"stage": split.stage, "position": position, "tables": tables, "skip": split.skip, "seam": seam}
+            return {
+                "stage": split.stage,
+                "position": position,
+                "tables": tables,
+                "skip": split.skip,
+                "seam": seam,
+                "published_by": stored_published(split.published_by),
+            }
         seen = None if split.seen is None else {"snapshot": split.seen.snapshot, "lsn": split.seen.lsn}
         return {
             "stage": split.stage,
@@ -194,6 +222,7 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
             "slot": stored_origin(split.slot),
             "floor": split.floor,
             "seen": seen,
+            "published_by": list(split.published_by),
         }
 
     def deserialize(self, version: int, data: JsonObject) -> ChangesSplit:
@@ -203,7 +232,8 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
         if "position" in data:
             seam = None if data["seam"] is None else read_seam(stored_object(data["seam"]))
             tables = None if data["tables"] is None else read_tables(stored_object(data["tables"]))
-            return LogSplit(stage, read_origin(data["position"]), tables, stored_number(data["skip"]), seam)
+            published = read_published(stored_object(data["published_by"]))
+            return LogSplit(stage, read_origin(data["position"]), tables, stored_number(data["skip"]), seam, published)
         seen = data["seen"]
         return ChunkSplit(
             stage,
@@ -216,4 +246,5 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
             read_origin(data["slot"]),
             stored_number(data["floor"]),
             None if seen is None else Seen(stored_text(seen["snapshot"]), stored_number(seen["lsn"])),
+            _numbers(data["published_by"]),
         )

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -586,6 +586,12 @@ def test_a_table_that_is_published_later_is_said_and_read_at_the_next_start(
             run.poll(0.1)
         said = [record.message for record in caplog.records if "publication" in record.message]
         assert said == ["publication orders has public.later now: start the job again to read it, too"]
+        for operations in ("insert, delete", "insert, update, delete, truncate"):
+            psql(url, f"ALTER PUBLICATION orders SET (publish = '{operations}')")
+            now[0] += 5.0
+            run.poll(0.1)
+        said = [record.message for record in caplog.records if "does not publish" in record.message]
+        assert said == ["publication orders does not publish truncate, update: the copy lacks them"]
         state = run.checkpoint()
     psql(url, "INSERT INTO public.later VALUES (1), (2)", "INSERT INTO public.orders VALUES (9000, 'p', 'read')")
     log = LogSplit(1, Origin("7", 1, 1), (("public.orders", 1),))
@@ -603,6 +609,44 @@ def test_a_table_that_is_published_later_is_said_and_read_at_the_next_start(
     with pytest.raises(DataLossError, match=r"table public.later was dropped and created again"):
         EmbeddedRun(source(), clock=time.monotonic, checkpoint=state)
     psql(url, "DROP TABLE public.later")
+
+
+ALTERED = ("ALTER PUBLICATION orders DROP TABLE public.orders", "ALTER PUBLICATION orders ADD TABLE public.orders")
+OUT_AND_BACK = {
+    "running": ALTERED,
+    "down": ALTERED,
+    "reading rows": ALTERED,
+    "without rows": ALTERED,
+    "in a new publication": ("DROP PUBLICATION orders", "CREATE PUBLICATION orders FOR TABLE public.orders"),
+}
+
+
+@pytest.mark.parametrize("case", OUT_AND_BACK)
+def test_a_table_that_was_out_of_the_publication_for_a_while_is_data_loss(url: str, case: str) -> None:
+    """Also where it is back before the next look. What was changed between is in no log, and a new entry is all that tells."""
+    out, back = OUT_AND_BACK[case]
+    hidden = (out, "UPDATE public.orders SET value = 'hidden' WHERE id = 1", back)
+    snapshot: Snapshot = "never" if case == "without rows" else "initial"
+    now = [0.0]
+    lost = pytest.raises(DataLossError, match=r"public.orders was taken out of publication orders and added again")
+    with EmbeddedRun(source_of(url, snapshot=snapshot, chunk_rows=1000), clock=lambda: now[0], discovery_interval_s=1.0) as run:
+        run.poll(0.1)
+        psql(url, *(hidden if case == "reading rows" else ["ALTER PUBLICATION orders SET TABLE public.orders"]))
+        if case != "reading rows":
+            psql(url, "INSERT INTO public.orders VALUES (9000, 'p', 'read')")
+            read_some(run, 1 if snapshot == "never" else 2001)
+            now[0] += 5.0
+            run.poll(0.1)  # the same tables were set: nothing is lost
+            state = run.checkpoint()
+            psql(url, *hidden)
+        with nullcontext() if case == "down" else lost:
+            read_some(run, 2000 if case == "reading rows" else 0)
+            for _ in range(0 if case == "down" else 3):
+                now[0] += 5.0
+                run.poll(0.1)
+    if case != "reading rows":
+        with lost:
+            EmbeddedRun(source_of(url, snapshot=snapshot), clock=time.monotonic, checkpoint=state)
 
 
 def oids_of(url: str, *tables: str) -> tuple[tuple[str, int], ...]:

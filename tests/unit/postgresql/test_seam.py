@@ -102,7 +102,7 @@ def test_a_truncation_that_all_chunks_have_is_left_out() -> None:
 
 def chunk(number: int, lower: str | None, upper: str | None, seen: Seen | None) -> ChunkSplit:
     bounds = [None if bound is None else (bound,) for bound in (lower, upper)]
-    return ChunkSplit(0, ORDERS, 16385, number, ("id",), *bounds, PLACE, 90, seen)
+    return ChunkSplit(0, ORDERS, 16385, number, ("id",), *bounds, PLACE, 90, seen, (16390,))
 
 
 FIRST, SECOND = chunk(0, None, "10", Seen("10:12:10", 300)), chunk(1, "10", None, Seen("12:12:", 400))
@@ -125,7 +125,7 @@ def test_the_log_has_the_seam_until_it_is_passed() -> None:
 SPLITS = {
     "read": FIRST,
     "not read": chunk(3, "x", None, None),
-    "with a seam": LogSplit(1, PLACE, ((ORDERS, 16385),), 3, seam_of([FIRST, SECOND])),
+    "with a seam": LogSplit(1, PLACE, ((ORDERS, 16385),), 3, seam_of([FIRST, SECOND]), ((16385, (16390, 16391)),)),
     "with some chunks": LogSplit(0, PLACE, (), 0, Seam(((ORDERS, TableSeam(("id",), (("10",),), ("10:12:10",))),), 300)),
     "without": LogSplit(0, PLACE),
 }
