@@ -268,6 +268,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         One that is not completed may have to be rolled back, so it takes no other's place yet.
         Raises CheckpointNotStoredError if it is certain not to be there; after any other error it may be. First as `keep_lock`.
         From the first one on `run.json` states that there is one: written after it, as who dies in between has lost nothing.
+        Also where another process has removed it: without it no later start takes the checkpoints.
         """
         self.keep_lock()
         try:
@@ -277,7 +278,10 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         except NotWrittenError as error:
             raise CheckpointNotStoredError(error.strerror) from error
         with self._registry_lock:
-            if not self.registry.checkpointed:
+            is_removed = self.registry.checkpointed and _RUN not in self.files.names()
+            if is_removed:
+                log.warning("%s was removed while this run is running, and is recreated", self.files.where(_RUN))
+            if is_removed or not self.registry.checkpointed:
                 self._write_registry(replace(self.registry, checkpointed=True))
         kept = self._retained if checkpoint.completed else self._retained + 1
         doomed = sorted(_ids(self.files), reverse=True)[kept:]

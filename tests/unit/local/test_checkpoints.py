@@ -16,7 +16,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -156,6 +156,18 @@ def test_a_run_whose_lock_was_removed_takes_it_again_and_a_second_run_is_refused
     assert len(caplog.records) == 1
     store.close()
     opened(tmp_path).close()
+
+
+def test_a_run_whose_files_were_all_removed_leaves_what_the_next_start_takes(store, tmp_path, caplog):
+    """Or its checkpoints would be of a run that is not known."""
+    store.write(checkpoint(1))
+    for path in tmp_path.iterdir():
+        path.unlink()
+    store.write(checkpoint(2))
+    assert "run.json was removed while this run is running" in caplog.text
+    store.close()
+    with closing(opened(tmp_path)) as again:
+        assert (again.registry, again.latest()) == (store.registry, checkpoint(2))
 
 
 @pytest.mark.parametrize(
