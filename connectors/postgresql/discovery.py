@@ -11,6 +11,7 @@ import psycopg
 
 from headrace.connectors.postgresql import catalog
 from headrace.connectors.postgresql.connection import connect, translated
+from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.snapshot import Followed, chunk_key, lower_bounds
 from headrace.connectors.postgresql.splits import (
     ChangesSplit,
@@ -179,8 +180,7 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
             if entries and set(entries).isdisjoint(published[oid].published_by):
                 raise DataLossError(
                     f"table {each.table.full_name} was taken out of publication {self._source.publication} and added again, so "
-                    "the log lacks what was changed between: start again without a checkpoint and with a new slot, to read its "
-                    "rows"
+                    f"the log lacks what was changed between: {NEW_SNAPSHOT}"
                 )
 
     def _say_what_has_changed(self, published: Mapping[int, catalog.PublishedTable], unpublished: Collection[str]) -> None:
@@ -221,7 +221,7 @@ def slot_place(connection: psycopg.Connection, name: str) -> tuple[Origin, int]:
         log.info("slot %s is made: the server keeps the log for it until it is dropped", name)
     slot = catalog.read_slot(connection, name)
     if slot is None or slot.confirmed_flush_lsn is None or slot.wal_status == "lost":
-        raise DataLossError(f"slot {name} has lost its log: drop it, and start again without a checkpoint")
+        raise DataLossError(f"slot {name} has lost its log: drop it, and {NEW_SNAPSHOT}")
     if slot.plugin != catalog.PLUGIN or slot.database != server.database:
         raise UsageError(f"slot {name} is of plugin {slot.plugin} and database {slot.database}: choose another name")
     if slot.is_active:

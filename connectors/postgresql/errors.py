@@ -6,6 +6,9 @@ import re
 
 from headrace.enumerator.errors import AuthenticationError, HeadraceError, RetriableError, UnclassifiedError, UsageError
 
+NEW_SNAPSHOT = "take a new snapshot: a new slot, no checkpoint, an empty table. In one with rows, deleted ones would stay"
+"""What a message advises whose job has lost changes."""
+
 # By the longest prefix of the SQLSTATE. A value or a row that the table refuses is the caller's.
 _STATES: dict[str, type[HeadraceError]] = {
     "08": RetriableError,  # connection lost

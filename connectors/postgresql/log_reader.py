@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from headrace.connectors.postgresql.added import AddedTables
 from headrace.connectors.postgresql.connection import connect, translated
+from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.pgoutput import Decoded, Decoder, LoggedChanges, LoggedRelation
 from headrace.connectors.postgresql.replication import LogConnection
 from headrace.connectors.postgresql.rows import OneTableRows, TableRows
@@ -274,7 +275,7 @@ def check_names(rows: OneTableRows, split: LogSplit) -> None:
         if old_name != name and old_name in seam:
             raise UsageError(
                 f"the table {name} was not named so when the snapshot read {old_name}, and the log still has changes that were "
-                "read then: undo that until the job has read them, or take a new snapshot"
+                f"read then: undo that until the job has read them, or {NEW_SNAPSHOT}"
             )
 
 
@@ -298,7 +299,7 @@ def key_texts(changes: LoggedChanges, key: Sequence[str], places: pa.Int64Array,
     names = [column.name for column in changes.relation.columns]
     if missing := [name for name in key if name not in names]:
         table = f"{changes.relation.schema}.{changes.relation.name}"
-        raise UsageError(f"the key of {table} has changed since its snapshot, by {missing[0]!r}: take a new snapshot")
+        raise UsageError(f"the key of {table} has changed since its snapshot, by {missing[0]!r}: {NEW_SNAPSHOT}")
     columns = []
     for name in key:
         after, before = (tuples.columns[names.index(name)] for tuples in (changes.new, changes.old))

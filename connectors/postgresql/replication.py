@@ -14,6 +14,7 @@ from psycopg import errors, pq
 from psycopg.conninfo import make_conninfo
 
 from headrace.connectors.postgresql.connection import parameters, shown, translated
+from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.enumerator.errors import CorruptDataError, DataLossError, RetriableError, UsageError
 
 RECEIVE_BYTES = 4 << 20
@@ -159,12 +160,12 @@ class LogConnection:
 
     def _lost(self, error: errors.Error) -> DataLossError:
         said = f"the slot {self._slot} of {shown(self._url)} cannot be read any more: {str(error).strip()}"
-        return DataLossError(f"{said}. Drop it, and take a new snapshot")
+        return DataLossError(f"{said}. Drop it, and {NEW_SNAPSHOT}")
 
     def _lacking(self, said: str) -> DataLossError:
         return DataLossError(
             f"the slot {self._slot} of {shown(self._url)} is at a point where a publication did not exist, and changes are "
-            f"missing from there on ({said.strip()}). Drop the slot, and take a new snapshot"
+            f"missing from there on ({said.strip()}). Drop the slot, and {NEW_SNAPSHOT}"
         )
 
     def confirm(self, lsn: int) -> None:
@@ -212,14 +213,14 @@ class LogConnection:
         if identifier is not None and identifier != system.identifier:
             raise DataLossError(
                 f"{shown(self._url)} is another cluster ({system.identifier}) than the one that was read up to {lsn_text(lsn)} "
-                f"({identifier}): go back to that one, or take a new snapshot"
+                f"({identifier}): go back to that one, or {NEW_SNAPSHOT}"
             )
         self._check_slot(connection, lsn)
         if lsn > system.position:
             raise DataLossError(
                 f"the log of {shown(self._url)} ends at {lsn_text(system.position)}, and was read up to {lsn_text(lsn)}: the "
                 "server has lost the end of its log, as a promoted standby or a restored backup has, or it is another one. "
-                "Take a new snapshot"
+                f"So {NEW_SNAPSHOT}"
             )
         if timeline is not None and timeline != system.timeline:
             self._check_history(connection, system, lsn, timeline)
@@ -251,7 +252,7 @@ class LogConnection:
             left = "was never on that timeline" if end is None else f"left that timeline at {end}"
             raise DataLossError(
                 f"changes were read up to {lsn_text(lsn)} on timeline {timeline}, and {shown(self._url)}, on timeline "
-                f"{system.timeline}, {left}: the server that was promoted has not had the last of them. Take a new snapshot"
+                f"{system.timeline}, {left}: the server that was promoted has not had the last of them. So {NEW_SNAPSHOT}"
             )
 
     def _check_slot(self, connection: pq.abc.PGconn, lsn: int) -> None:
@@ -259,19 +260,19 @@ class LogConnection:
         result = _query(connection, _SLOT.format(slot=_literal(self._slot)))
         place = f"the slot {self._slot} of {shown(self._url)}"
         if result.ntuples == 0:
-            raise DataLossError(f"{place} does not exist: changes since {lsn_text(lsn)} cannot be read. Take a new snapshot")
+            raise DataLossError(f"{place} does not exist: changes since {lsn_text(lsn)} cannot be read. So {NEW_SNAPSHOT}")
         plugin, confirmed, wal_status, _ = _row(result)
         if plugin != "pgoutput":
             raise UsageError(f"{place} is of the plugin {plugin}, not pgoutput: name another slot")
         if wal_status == "lost":
             raise DataLossError(
-                f"{place} was invalidated by the server: changes since {lsn_text(lsn)} are gone. Drop the slot and take a new "
-                "snapshot; a larger max_slot_wal_keep_size lets the slot wait longer"
+                f"{place} was invalidated by the server: changes since {lsn_text(lsn)} are gone. A larger "
+                f"max_slot_wal_keep_size lets the next one wait longer: drop it, and {NEW_SNAPSHOT}"
             )
         if confirmed is not None and 0 < lsn < int(confirmed):
             raise DataLossError(
                 f"{place} is at {lsn_text(int(confirmed))}, and the next changes to read are those after {lsn_text(lsn)}: "
-                "another process has moved it, or it was made again. Take a new snapshot"
+                f"another process has moved it, or it was made again. So {NEW_SNAPSHOT}"
             )
 
     def _buffered(self, connection: pq.abc.PGconn, found: list[bytes], most: int) -> int:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE, LoggedChanges, LoggedRelation, Tuples
 from headrace.connectors.postgresql.types import OutOfRange, PgTable, arrow_array, arrow_type
 from headrace.enumerator.errors import UsageError
@@ -110,7 +111,7 @@ class TableRows:
         if is_older:
             raise UsageError(
                 f"the log has changes of {self.table.full_name} with other columns than it has now ({difference}). One that "
-                "was renamed cannot be found: take a new snapshot"
+                f"was renamed cannot be found: {NEW_SNAPSHOT}"
             )
         raise UsageError(
             f"the table {self.table.full_name} has changed: {difference}. Start again, with a new ChangesSource "

@@ -11,6 +11,7 @@ import pyarrow.csv as pc
 from psycopg import sql
 
 from headrace.connectors.postgresql.catalog import flush_log, read_log_end
+from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.splits import Key, Seen, TableSeam
 from headrace.connectors.postgresql.types import PgColumn, PgTable
 from headrace.enumerator.errors import DataLossError, UsageError
@@ -37,9 +38,7 @@ class Followed:
 
 def created_again(table: str) -> DataLossError:
     """The error for a table that was dropped."""
-    return DataLossError(
-        f"table {table} was dropped and created again: start again without a checkpoint and with a new slot, to read its rows"
-    )
+    return DataLossError(f"table {table} was dropped and created again: {NEW_SNAPSHOT}")
 
 
 def chunk_key(table: PgTable) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from headrace.connectors.postgresql import catalog
 from headrace.connectors.postgresql.added import AddedTables
 from headrace.connectors.postgresql.connection import connect, shown, translated
 from headrace.connectors.postgresql.discovery import ChangesDiscovery
+from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.log_reader import LogReader, SlotPlace
 from headrace.connectors.postgresql.pgoutput import TRANSACTION_BYTES
 from headrace.connectors.postgresql.rows import METADATA, OneTableRows, rows_of
@@ -292,7 +293,7 @@ class ChangesReader(SourceReader[ChangesSplit]):
         if followed is None:
             raise UsageError(
                 f"table {chunk.table} is no longer among the tables that are read, and its snapshot is not over: put it back "
-                "until the log is read, or start again without a checkpoint and with a new slot"
+                f"until the log is read, or {NEW_SNAPSHOT}"
             )
         with translated(self._source.url, f"reading {chunk.table}"), connect(self._source.url) as connection:
             texts, seen = read_chunk(connection, followed, chunk.key, chunk.lower, chunk.upper)
