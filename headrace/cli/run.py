@@ -123,6 +123,7 @@ def rescale_command(
     not taken the checkpoint yet.
     """
     from headrace.enumerator.errors import RetriableError
+    from headrace.runners.local.monitoring.status import check_running
     from headrace.runners.local.rescale import is_requested, request_rescale, withdraw_request
     from headrace.runners.local.storage.places import machine_folder
     from headrace.runners.waiting import wait_until
@@ -131,8 +132,10 @@ def rescale_command(
 
     def check() -> None:
         if is_requested(folder):
+            check_running(folder)  # of one that has died, or ended, no one carries it out
             raise RetriableError("no run with these checkpoints has carried it out")
 
+    check_running(folder)
     request_rescale(folder, workers)
     try:
         wait_until(check, f"the run to use {workers} workers", RESCALE_S)

@@ -157,6 +157,16 @@ def remove_status(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
+def check_running(folder: Path) -> bool:
+    """True where a coordinator works with these checkpoints, False where one is to be started. Raises NoRunError for neither,
+    and OSError.
+    """
+    is_at_work = is_held(folder / LOCK)
+    if not is_at_work and not is_supervised(folder):
+        raise NoRunError(f"{folder}: no run works with these checkpoints")
+    return is_at_work
+
+
 def read_status(folder: Path) -> Mapping[str, Any] | None:
     """Of the run that works with these checkpoints; None while it has written nothing yet.
 
@@ -165,9 +175,7 @@ def read_status(folder: Path) -> Mapping[str, Any] | None:
     not be read or is of another version.
     """
     try:
-        is_at_work = is_held(folder / LOCK)
-        if not is_at_work and not is_supervised(folder):
-            raise NoRunError(f"{folder}: no run works with these checkpoints")
+        is_at_work = check_running(folder)
         data = (folder / _STATUS).read_bytes()
     except FileNotFoundError:
         return None

@@ -19,8 +19,9 @@ from rich.console import Console
 pytest.importorskip("prometheus_client", reason="needs headrace[metrics]")
 
 from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
 
-from headrace.cli import top
+from headrace.cli import app, top
 from headrace.cli.run_report import Rates, table_of
 from headrace.cli.top import follow
 from headrace.enumerator.checkpoint import Checkpoint
@@ -32,6 +33,7 @@ from headrace.runners.local.monitoring.lag import ASK_S, STALE_S, LagWatch, RunL
 from headrace.runners.local.monitoring.metrics_page import RunPage
 from headrace.runners.local.monitoring.status import NoRunError, RunStatus, last_progress_s, read_status, remove_status
 from headrace.runners.local.monitoring.supervised import is_held, is_supervised, supervised
+from headrace.runners.local.rescale import is_requested
 from headrace.runners.local.storage.lock import LOCK
 from headrace.testing import MemoryLog, MemorySource, MemorySplit
 from tests.helpers.split_sources import Feed, Shelf
@@ -89,6 +91,18 @@ def test_a_status_that_a_killed_run_has_left_is_not_shown(tmp_path):
     (tmp_path / LOCK).touch()
     with pytest.raises(StateError, match="no run works with these checkpoints"):
         follow(tmp_path, 0.1)
+
+
+def test_a_run_that_has_died_is_not_rescaled_and_is_not_waited_for(tmp_path, monkeypatch):
+    """Nor one that dies before it has carried the request out, which is withdrawn."""
+    (tmp_path / LOCK).touch()
+    refused = CliRunner().invoke(app, ["rescale", str(tmp_path), "3"])
+    assert isinstance(refused.exception, NoRunError)
+    monkeypatch.setattr("headrace.runners.local.monitoring.status.is_held", Mock(side_effect=[True, True, False]))
+    refused = CliRunner().invoke(app, ["rescale", str(tmp_path), "3"])
+    assert isinstance(refused.exception, NoRunError)
+    assert "the request is withdrawn" in refused.stderr
+    assert not is_requested(tmp_path)
 
 
 def printed_table(*statuses, now_s=None):
