@@ -101,10 +101,19 @@ class AddedTables:
         return sorted(found, key=lambda each: partly_read(split, each.table.full_name) is None)
 
     def taken_over(self, split: LogSplit) -> LogSplit:
-        """Without tables that are no longer read: if one is again, its rows are missing, as its changes are."""
-        known = {oid: entries for oid, entries in split.published_by if split.has_rows_of(oid)}
-        published = tuple((each.table.oid, known.get(each.table.oid, each.published_by)) for each in self._followed)
-        split = replace(split, published_by=published)
+        """Without tables that are no longer read: if one is again, its rows are missing, as its changes are.
+
+        No entry publishes such a table in `published_by`, so it is known then that its copy has rows.
+        """
+        known = dict(split.published_by)
+        of_read = {oid: entries for oid, entries in known.items() if split.has_rows_of(oid)}
+        published = {each.table.oid: of_read.get(each.table.oid) or each.published_by for each in self._followed}
+        if split.tables is not None:
+            if again := [each.table.full_name for each in self._followed if known.get(each.table.oid) == ()]:
+                log.warning("%s: the rows are read again; those that were deleted meanwhile stay in the copy", ", ".join(again))
+            left = [oid for oid, entries in known.items() if oid in of_read or not entries]
+            published = {**dict.fromkeys(left, ()), **published}
+        split = replace(split, published_by=tuple(published.items()))
         if split.tables is None:
             return split
         tables = tuple((each.table.full_name, each.table.oid) for each in self._followed if split.has_rows_of(each.table.oid))

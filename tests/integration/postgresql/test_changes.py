@@ -605,6 +605,15 @@ def test_a_table_that_is_published_later_is_said_and_read_at_the_next_start(
         assert [row["public.later"]["n"] for row in rows if row["public.later"]] == [1, 2]
         assert [row["public.orders"]["id"] for row in rows if row["public.orders"]] == [9000]
         state = run.checkpoint()
+    assert "are read again" not in caplog.text
+    with EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:  # without public.later
+        psql(url, "INSERT INTO public.orders VALUES (9001, 'p', 'read')")
+        read_some(run, 1)
+        state = run.checkpoint()
+    with EmbeddedRun(source(), clock=time.monotonic, checkpoint=state) as run:
+        assert [row["public.later"]["n"] for row in read_some(run, 2)] == [1, 2]
+        assert "public.later: the rows are read again; those that were deleted meanwhile stay in the copy" in caplog.text
+        state = run.checkpoint()
     psql(url, "DROP TABLE public.later", "CREATE TABLE public.later (n int)", "ALTER PUBLICATION orders ADD TABLE public.later")
     with pytest.raises(DataLossError, match=r"table public.later was dropped and created again"):
         EmbeddedRun(source(), clock=time.monotonic, checkpoint=state)
