@@ -105,7 +105,7 @@ def main(
 
 
 def _measure_all(wanted: Sequence[Work], rate: float, window: Seconds, results: Path) -> None:
-    """Each on a broker of its own: one that has had many partitions takes longer for everything."""
+    """Each on a new broker: one that has had many partitions takes longer for everything."""
     facts = environment("external" if "HEADRACE_BOOTSTRAP" in os.environ else "local")
     for number, work in enumerate(wanted, 1):
         console.print(f"{number}/{len(wanted)} {work.kind}, {work.partitions} partitions, {work.system}, round {work.round}")

@@ -48,7 +48,7 @@ pause if that is longer."""
 
 
 LINGER_SHARE, LONGEST_LINGER_S = 0.05, 0.05
-"""Rows may wait for others for this share of the time that they wait for a checkpoint, and at most so many seconds."""
+"""Rows may wait for others for this share of the time that they wait for a checkpoint, and at most this long, in seconds."""
 
 
 class CheckpointFailedError(HeadraceError):

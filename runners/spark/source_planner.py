@@ -25,7 +25,7 @@ LOOK_S = 0.1
 class Pace:
     """Of the looks of one run of a query: Spark asks a hundred times a second as long as there is no data.
 
-    Only a look that soon follows one without news has to wait: in a query with another source, which has news, none does.
+    One that soon follows another without news has to wait. In a query with another source, which has news, none does.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:

@@ -8,15 +8,15 @@ import os
 from headrace import Pipeline
 from headrace.kafka import Earliest, KafkaSink, KafkaSource
 
-TOLD = json.loads(os.environ["RESTORE_JOB"])
+JOB = json.loads(os.environ["RESTORE_JOB"])
 
 pipeline = Pipeline(
     KafkaSource(
-        TOLD["bootstrap"],
-        topics=[TOLD["source"]],
+        JOB["bootstrap"],
+        topics=[JOB["source"]],
         start=Earliest(),
         columns=["key", "value"],
-        discovery_interval_s=TOLD.get("discovery_s", 1.0),
+        discovery_interval_s=JOB.get("discovery_s", 1.0),
     ),
-    KafkaSink(TOLD["bootstrap"], topic=TOLD["target"], commit_topic=f"{TOLD['name']}-commits"),
+    KafkaSink(JOB["bootstrap"], topic=JOB["target"], commit_topic=f"{JOB['name']}-commits"),
 )

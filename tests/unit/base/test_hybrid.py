@@ -215,12 +215,12 @@ def test_each_source_is_asked_of_its_own_splits():
 
 
 def test_the_readers_of_all_stages_may_linger_as_theirs_may(monkeypatch):
-    told = []
-    monkeypatch.setattr(MemoryReader, "linger", lambda self, seconds: told.append((self._source.name, seconds)))
+    lingering = []
+    monkeypatch.setattr(MemoryReader, "linger", lambda self, seconds: lingering.append((self._source.name, seconds)))
     with HybridReader(Hybrid(pieces(log_of(a="12")), then=MemorySource(log_of(c="3")))) as reader:
         reader.linger(0.05)
         reader.add_splits([HybridSplit(0, None, split("a", 0, 2)), HybridSplit(1, {}, split("c"))])
-    assert told == [("memory-pieces", 0.05), ("memory", 0.05)]
+    assert lingering == [("memory-pieces", 0.05), ("memory", 0.05)]
 
 
 def test_a_reader_closes_that_of_the_previous_stage_when_it_has_splits_of_the_next(monkeypatch):

@@ -38,7 +38,7 @@ JSON = pa.struct([("s", pa.struct([("a", pa.int32())])), ("l", pa.list_(pa.int32
 
 @pytest.mark.parametrize("value_format", [AvroFormat(json.dumps(AVRO)), JsonFormat(JSON)], ids=["avro", "json"])
 def test_what_is_beneath_a_null_and_outside_of_a_slice_is_not_looked_at(value_format):
-    """Arrow's cast finds it, and that it is no number of 32 bits."""
+    """Arrow's cast finds it, and that it does not fit 32 bits."""
     numbers, nulls = pa.array([1, 1 << 40, 1 << 40]), pa.array([False, True, False])
     inner = pa.StructArray.from_arrays([numbers], ["a"], mask=nulls)
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), numbers, mask=nulls)
