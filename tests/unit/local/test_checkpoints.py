@@ -1152,7 +1152,7 @@ def test_what_a_coordinator_has_said_before_its_end_is_heard(tmp_path):
     assert isinstance(process.restarts.failed(0.0, 0.5), GiveUp)
 
 
-def test_a_rescale_that_no_run_takes_up_is_withdrawn(tmp_path, monkeypatch):
+def test_a_rescale_that_no_run_takes_up_is_withdrawn(store, tmp_path, monkeypatch):
     monkeypatch.setattr("headrace.cli.run.RESCALE_S", 0.01)
     done = CliRunner().invoke(app, ["rescale", str(tmp_path), "3"])
     assert "no run with these checkpoints has carried it out" in str(done.exception)
@@ -1160,7 +1160,7 @@ def test_a_rescale_that_no_run_takes_up_is_withdrawn(tmp_path, monkeypatch):
     assert not is_requested(tmp_path)
 
 
-def test_a_rescale_that_is_given_up_too_late_says_that_it_comes(tmp_path, monkeypatch):
+def test_a_rescale_that_is_given_up_too_late_says_that_it_comes(store, tmp_path, monkeypatch):
     monkeypatch.setattr("headrace.cli.run.RESCALE_S", 0.01)
     request = rescale.request_rescale
 
