@@ -7,7 +7,7 @@ import re
 from headrace.enumerator.errors import AuthenticationError, HeadraceError, RetriableError, UnclassifiedError, UsageError
 
 NEW_SNAPSHOT = "take a new snapshot: a new slot, no checkpoint, an empty table. In one with rows, deleted ones would stay"
-"""What a message advises whose job has lost changes."""
+"""What is advised for a job that has lost changes."""
 
 # By the longest prefix of the SQLSTATE. A value or a row that the table refuses is the caller's.
 _STATES: dict[str, type[HeadraceError]] = {

@@ -632,7 +632,7 @@ OUT_AND_BACK = {
 
 @pytest.mark.parametrize("case", OUT_AND_BACK)
 def test_a_table_that_was_out_of_the_publication_for_a_while_is_data_loss(url: str, case: str) -> None:
-    """Also where it is back before the next look. What was changed between is in no log, and a new entry is all that tells."""
+    """Also where it is back before the next look. What was changed between is in no log, and only the new entry shows it."""
     out, back = OUT_AND_BACK[case]
     hidden = (out, "UPDATE public.orders SET value = 'hidden' WHERE id = 1", back)
     snapshot: Snapshot = "never" if case == "without rows" else "initial"
