@@ -68,10 +68,11 @@ class BrokerBytes:
 def broker_bytes(port: int) -> Iterator[BrokerBytes]:
     """For the broker that was started with `jmx_options(port)`; one that was not gives None for everything."""
     (jar,) = Path(pyspark.__file__).parent.glob("jars/py4j-*.jar")
-    gateway_port = launch_gateway(classpath=str(jar), die_on_exit=True)
+    gateway_port, process = launch_gateway(classpath=str(jar), die_on_exit=True, return_proc=True)
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=gateway_port))
     try:
         yield BrokerBytes(gateway, port)
     finally:
         with suppress(Py4JNetworkError):
             gateway.shutdown()
+        process.kill()  # it would end with this process only
