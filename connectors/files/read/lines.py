@@ -5,6 +5,7 @@ Bad lines are found by halving. A CSV file whose values hold newlines is read as
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections import deque
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, pairwise, takewhile
 from threading import Lock
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -462,6 +463,10 @@ class LinesOfCsv:
     def _names(self, header: bytes) -> list[str]:
         if b"\r" in header.rstrip(b"\r"):
             raise CorruptDataError("its lines end with a carriage return alone: a line ends with a newline, or with both")
+        return self.names_in(header)
+
+    def names_in(self, header: bytes) -> list[str]:
+        """What the columns of this row are called."""
         table = arrow_csv.read_csv(pa.BufferReader(header + b"\n"), parse_options=_parsing(self.csv))
         return list(table.column_names)
 
@@ -572,15 +577,15 @@ def read_csv_stream(
     file: pa.NativeFile, split: FileSplit, lines_of: LinesOfCsv, wanted: pa.Schema, batch_rows: int
 ) -> Iterator[FileRows]:
     """The rows of a file whose values may hold newlines."""
-    csv, names = lines_of.csv, lines_of.names
-    if csv.header:
-        head = arrow_csv.open_csv(file, parse_options=_parsing(csv))
-        names = head.schema.names
+    given, names, skipped = lines_of.csv, lines_of.names, 0
+    if given.header:
+        header, skipped = _header_of(file, given)
+        names = lines_of.names_in(header)
         check_names(names, wanted.names, lines_of.names)
         file.seek(0)
-    reading = arrow_csv.ReadOptions(column_names=names, skip_rows=int(csv.header), block_size=BLOCK_BYTES)
+    reading = arrow_csv.ReadOptions(column_names=names, skip_rows=skipped, block_size=BLOCK_BYTES)
     reader = arrow_csv.open_csv(
-        file, read_options=reading, parse_options=_parsing(csv), convert_options=_converting(csv, wanted, names)
+        file, read_options=reading, parse_options=_parsing(given), convert_options=_converting(given, wanted, names)
     )
     behind = split.delivered
     for batch in reader:
@@ -588,6 +593,27 @@ def read_csv_stream(
         behind -= batch.num_rows - rest.num_rows
         for first in range(0, rest.num_rows, batch_rows):
             yield FileRows.of(rest.slice(first, batch_rows))
+
+
+def _header_of(file: pa.NativeFile, given: Csv) -> tuple[bytes, int]:
+    """The first row that is not blank, whose names may hold newlines, and how many lines end with it.
+
+    Not by pyarrow's stream, which reads ahead in another thread, and so takes bytes from the next one of the same file.
+    """
+    lines: list[str] = []
+
+    def noted() -> Iterator[str]:
+        for block in line_blocks(file, 0, None, SAMPLE_BYTES):
+            for line in block.splitlines(keepends=True):
+                lines.append(line.decode("latin-1"))  # each byte a character
+                yield lines[-1]
+
+    rows = csv.reader(noted(), delimiter=given.delimiter, quotechar=given.quote)
+    try:
+        blank = sum(1 for _ in takewhile(lambda row: not row, rows))
+    except csv.Error as error:
+        raise CorruptDataError(f"its header is not CSV: {error}") from error
+    return "".join(lines[blank:]).encode("latin-1"), len(lines)
 
 
 def sample_lines(file: pa.NativeFile) -> bytes | bytearray:

@@ -14,6 +14,7 @@ from threading import Barrier
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs as arrow_fs
@@ -519,6 +520,30 @@ def test_a_number_that_a_decimal_does_not_hold_is_bad(tmp_path, format_, number)
     for name in ("a", "s")[: 1 + len(nested)]:
         source = FileSource(tmp_path, format=format_, schema=schema, columns=[name], on_bad_record="skip")
         assert rows(source) == [Decimal(each) if name == "a" else {"l": [Decimal(each)]} for each in numbers[::2]]
+
+
+@pytest.mark.parametrize("text", [
+    'a,b\n1,"x\ny"\n', '\ufeff\n\r\na,b\r\n1,"x\ny"\r\n', '"a","b"\n1,"x\ny"', 'a,b\r1,"x\ny"\r',
+], ids=["plain", "blank lines first", "quoted", "carriage returns"])  # fmt: skip
+def test_a_csv_file_is_read_by_one_stream_alone(tmp_path, monkeypatch, text):
+    """Regression: a stream for the names alone reads ahead in its thread, and the rows it took from the file were lost."""
+    streams, opened = [], arrow_csv.open_csv
+    monkeypatch.setattr(arrow_csv, "open_csv", lambda *given, **named: streams.append(given) or opened(*given, **named))
+    (tmp_path / "f").write_text(text, newline="")
+    schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
+    source = FileSource(str(tmp_path), format=Csv(newlines_in_values=True), schema=schema)
+    assert batches_of(source) == [{"a": 1, "b": "x\ny"}]
+    assert len(streams) == 1
+
+
+@pytest.mark.parametrize("name", ['a\n"b"\r\nc', '5" disks', "ä"])
+def test_names_of_csv_columns_may_hold_newlines_and_quotes(tmp_path, name):
+    header = '"' + name.replace('"', '""') + '"' if "\n" in name else name
+    (tmp_path / "f").write_text(f"{header},d\n1,2\n", newline="")
+    schema = pa.schema([(name, pa.int64()), ("d", pa.int64())])
+    assert batches_of(FileSource(str(tmp_path), format=Csv(newlines_in_values=True), schema=schema)) == [
+        {schema.names[0]: 1, "d": 2}
+    ]
 
 
 def test_values_of_csv_that_are_not_asked_for_are_not_converted(tmp_path):
