@@ -87,7 +87,8 @@ def plan_tasks(
     total = sum(piece.size for piece in pieces)
     most = min(LEAST_TASK_RECORDS if parallelism is None else TASK_RECORDS, max_task_records or TASK_RECORDS)
     share = max(LEAST_TASK_RECORDS, 0 if parallelism is None else math.ceil(total / parallelism))
-    return _pack(pieces, math.ceil(total / min(share, most)), most)
+    count = min(len(pieces), math.ceil(total / min(share, most)))  # of records there may be any number, in one range
+    return _pack(pieces, count, most)
 
 
 def _split_to_count(pieces: list[OffsetRange], count: int) -> list[OffsetRange]:

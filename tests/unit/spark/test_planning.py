@@ -58,6 +58,12 @@ def test_admission_never_leaves_the_range_nor_passes_the_limit_by_more_than_a_re
     assert sum(admitted[name] - starts[name] for name in starts) <= limit + len(starts)
 
 
+@pytest.mark.parametrize("parallelism", [None, 2])
+def test_planning_takes_time_and_memory_by_the_ranges_and_not_by_their_records(parallelism):
+    ranges = [OffsetRange("a", 0, 10**15), OffsetRange("b", 0, 10**15)]
+    assert plan_tasks(ranges, parallelism=parallelism) == [[item] for item in ranges]
+
+
 def test_nothing_to_read_makes_no_task():
     assert plan_tasks([OffsetRange("a", 5, 5), OffsetRange("b", 5, 3)]) == []
 
