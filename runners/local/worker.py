@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.05
 """How long a message of the coordinator may wait for a reader that has nothing."""
 
-LINGER_S = 0.05
+PUSH_S = 0.05
 """Rows are sent at most this long after the previous ones, the first rows of a transaction at once."""
 
 CLOSE_S = 5.0
@@ -182,7 +182,7 @@ class _Worker:
             if rows.num_rows:
                 self._written(name).write(rows)
                 self._counts["records_out"] += rows.num_rows
-        if (now_s := time.monotonic()) - self._pushed_s > LINGER_S:
+        if (now_s := time.monotonic()) - self._pushed_s > PUSH_S:
             self._pushed_s = now_s
             for transaction in self._transactions.values():
                 transaction.push()

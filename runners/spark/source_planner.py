@@ -17,9 +17,10 @@ from headrace.enumerator.split import SplitT
 log = logging.getLogger(__name__)
 
 IDLE_SHARE = 0.1
-"""Of the time of a query without data, looks take no more than this, unless that makes them come more rarely than LOOK_S."""
+"""Of the time of a query without data, looks take no more than this, as long as LOOK_S allows it."""
 
 LOOK_S = 0.1
+"""The longest pause between two looks, in seconds."""
 
 
 class Pace:

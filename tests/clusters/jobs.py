@@ -82,6 +82,11 @@ class Copy:
         started_at = time.monotonic()
         return self.traffic.wait_for(len(self.traffic.sent_at), seconds, check) - started_at
 
+    def survives(self, check: Callable[[], None]) -> None:
+        """What comes from now on is copied, and all of it once."""
+        self.advance(check)
+        self.check(check)
+
     def check(self, check: Callable[[], None] = lambda: None) -> None:
         """Wait until all that is sent by now is out, and compare by another reader: none lost, none twice."""
         sent = len(self.traffic.sent_at)

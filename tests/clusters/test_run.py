@@ -77,8 +77,7 @@ class Relay:
         return host.start("run", *main, *words, *often, **self._variables, RELAY=self._copy.request, **BAKED)
 
     def survives(self):
-        self._copy.advance(self._check)
-        self._copy.check(self._check)
+        self._copy.survives(self._check)
 
     def stalls(self):
         """Until nothing comes out for some seconds."""

@@ -603,7 +603,7 @@ def _header_of(file: pa.NativeFile, given: Csv) -> tuple[bytes, int]:
     lines: list[str] = []
 
     def noted() -> Iterator[str]:
-        for block in line_blocks(file, 0, None, SAMPLE_BYTES):
+        for block in line_blocks(file, 0, None, _LINE_BYTES):
             for line in block.splitlines(keepends=True):
                 lines.append(line.decode("latin-1"))  # each byte a character
                 yield lines[-1]

@@ -457,7 +457,7 @@ class Fetcher:
         return connection
 
     def _digest(self, broker: Broker, session: FetchSession, answer: FetchAnswer, headroom: int) -> bool:
-        """Whether it has about as much as was asked for, of a partition or in all: the broker may have more at once."""
+        """Queue what came. Returns whether that is about as much as was asked for: the broker may have more at once."""
         found, left_out = session.answered(answer)
         outcomes: list[FetchedData | FetchFailed | None] = []
         with self._lock:
