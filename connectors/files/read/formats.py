@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -61,10 +62,10 @@ class ReadFormat:
         wanted = columns.wanted
         if self.name in _COLUMNAR:
             return _COLUMNAR[self.name].read(file, split, columns, batch_rows)
-        unpacked = self._unpacked(file, split.path)
+        unpacked = partial(self._unpacked, file, split.path)
         if self.name == "csv" and self.csv.newlines_in_values:
             return read_csv_stream(unpacked, split, LinesOfCsv(self.csv, columns.names), wanted, batch_rows)
-        return read_lines(unpacked, split, self._lines(columns.names), wanted, batch_rows)
+        return read_lines(unpacked(), split, self._lines(columns.names), wanted, batch_rows)
 
     def _lines(self, names: Sequence[str]) -> LineFormat:
         if self.name == "csv":
@@ -76,5 +77,7 @@ class ReadFormat:
         return next((codec for ending, codec in _PACKED.items() if path.endswith(ending)), None)
 
     def _unpacked(self, file: pa.NativeFile, path: str) -> pa.NativeFile:
+        """From its start. The file is closed when what unpacks it is."""
+        file.seek(0)
         codec = self._codec(path)
         return file if codec is None else pa.CompressedInputStream(file, codec)

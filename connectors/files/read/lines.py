@@ -574,18 +574,18 @@ def _decoded(lines: pa.Array, decoder: LineDecoder, lines_of: LineFormat) -> Fil
 
 
 def read_csv_stream(
-    file: pa.NativeFile, split: FileSplit, lines_of: LinesOfCsv, wanted: pa.Schema, batch_rows: int
+    unpacked: Callable[[], pa.NativeFile], split: FileSplit, lines_of: LinesOfCsv, wanted: pa.Schema, batch_rows: int
 ) -> Iterator[FileRows]:
-    """The rows of a file whose values may hold newlines."""
+    """The rows of a file whose values may hold newlines. `unpacked` gives it from its start each time."""
     given, names, skipped = lines_of.csv, lines_of.names, 0
     if given.header:
-        header, skipped = _header_of(file, given)
+        first = unpacked()  # kept: its end would close the file
+        header, skipped = _header_of(first, given)
         names = lines_of.names_in(header)
         check_names(names, wanted.names, lines_of.names)
-        file.seek(0)
     reading = arrow_csv.ReadOptions(column_names=names, skip_rows=skipped, block_size=BLOCK_BYTES)
     reader = arrow_csv.open_csv(
-        file, read_options=reading, parse_options=_parsing(given), convert_options=_converting(given, wanted, names)
+        unpacked(), read_options=reading, parse_options=_parsing(given), convert_options=_converting(given, wanted, names)
     )
     behind = split.delivered
     for batch in reader:

@@ -114,8 +114,9 @@ def test_lines_are_cut_anywhere(tmp_path, seed):
     assert rows(source) == expected
 
 
+@pytest.mark.parametrize("format_", ["csv", Csv(newlines_in_values=True)], ids=["lines", "newlines in values"])
 @pytest.mark.parametrize(("name", "pack"), [("a.csv.gz", gzip.compress), ("a.csv.bz2", bz2.compress), ("a.csv.zst", None)])
-def test_packed_files_are_unpacked_and_not_cut(tmp_path, name, pack):
+def test_packed_files_are_unpacked_and_not_cut(tmp_path, name, pack, format_):
     """By the ending of their names; a packed file of several parts is all of them (as `cat a.gz b.gz` makes it)."""
     halves = (CSV[:30].encode(), CSV[30:].encode())
     if pack is None:
@@ -124,7 +125,7 @@ def test_packed_files_are_unpacked_and_not_cut(tmp_path, name, pack):
     else:
         (tmp_path / name).write_bytes(b"".join(map(pack, halves)))
     for path in (tmp_path, tmp_path / name):
-        source = FileSource(str(path), format="csv", split_bytes=20)
+        source = FileSource(str(path), format=format_, split_bytes=20)
         assert len(found(source)[0]) == 1
         assert rows(source) == ROWS
 
