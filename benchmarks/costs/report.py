@@ -111,18 +111,16 @@ def ratios(lines: Sequence[Document]) -> Iterable[tuple[str, float, float]]:
 
 def steeper(lines: Sequence[Document], system: str) -> list[str]:
     """What has grown by more than the number of partitions did."""
-    own = [line for line in _valid(lines, "growth") if line["system"] == system]
-    return [*_steeper(sorted(own, key=lambda line: line["partitions"]))]
-
-
-def _steeper(own: Sequence[Document]) -> Iterable[str]:
+    own = sorted((line for line in _valid(lines, "growth") if line["system"] == system), key=lambda line: line["partitions"])
+    found: list[str] = []
     for before, after in itertools.pairwise(own):
         for name, figure in GROWING.items():
             old, new = figure(before), figure(after)
             more = after["partitions"] / before["partitions"]
             if old and new and new / old > _NOISE * more:
                 power = math.log(new / old) / math.log(more)
-                yield f"{name} from {before['partitions']:,} to {after['partitions']:,} (power {power:.1f})"
+                found.append(f"{name} from {before['partitions']:,} to {after['partitions']:,} (power {power:.1f})")
+    return found
 
 
 def summary(lines: Sequence[Document]) -> Table:
