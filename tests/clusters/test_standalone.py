@@ -74,14 +74,22 @@ def environment(folder: Path) -> Path:
     return packages
 
 
-def copies(rack, brokers, host, *words, **variables):
-    """A job that is submitted with these words copies, until it is stopped."""
+def copies(rack, brokers, spark, python, *words, **variables):
+    """A job that is submitted with these words copies, and each worker runs its tasks by this Python."""
+    host = rack.host("driver")
     with Copy(rack, brokers) as copy:
-        job = copy.submit(host, *words, **variables)
-        copy.advance(job.check, START_S)
-        yield
-        copy.check(job.check)
-        host.signal(copy.name)
+        job = copy.submit(host, "--master", spark.url, *words, **variables)
+        try:
+            copy.advance(job.check, START_S)
+            for worker in spark.workers:
+                eventually(
+                    lambda worker=worker: worker.pids(f"{python} -m pyspark.daemon"),
+                    f"no {python} on {worker.name}",
+                    check=job.check,
+                )
+            copy.check(job.check)
+        finally:
+            host.signal(copy.name)  # the next one needs the workers
 
 
 def test_an_environment_in_an_archive(rack, brokers, spark):
@@ -91,9 +99,7 @@ def test_an_environment_in_an_archive(rack, brokers, spark):
         shutil.copytree(ROOT / name, packages / name)
     pack = "tar -czf env.tar.gz -C packed . && mkdir env && tar -xzf env.tar.gz -C env"
     subprocess.run(driver.command("sh", "-c", pack), check=True)
-    words = ("--master", spark.url, "--archives", "env.tar.gz#env")
-    for _ in copies(rack, brokers, driver, *words, PYSPARK_PYTHON="./env/bin/python"):
-        assert all(worker.pids("env/bin/python -m pyspark.daemon") for worker in spark.workers)
+    copies(rack, brokers, spark, "./env/bin/python", "--archives", "env.tar.gz#env", PYSPARK_PYTHON="./env/bin/python")
 
 
 def test_a_zip_on_machines_that_have_what_headrace_needs(rack, brokers, spark):
@@ -102,17 +108,15 @@ def test_a_zip_on_machines_that_have_what_headrace_needs(rack, brokers, spark):
     for name in PACKAGES:
         shutil.copytree(ROOT / name, driver.folder / "zipped" / name)
     shutil.make_archive(str(driver.folder / "headrace"), "zip", driver.folder / "zipped")
-    words = ("--master", spark.url, "--py-files", "headrace.zip")
-    for _ in copies(rack, brokers, driver, *words, PYSPARK_PYTHON=str(python), PYTHONPATH="headrace.zip"):
-        assert all(worker.pids(f"{python} -m pyspark.daemon") for worker in spark.workers)
+    words = ("--py-files", "headrace.zip")
+    copies(rack, brokers, spark, python, *words, PYSPARK_PYTHON=str(python), PYTHONPATH="headrace.zip")
 
 
 def test_a_module_of_the_users_in_py_files_has_the_function_of_a_pipeline(rack, brokers, spark):
     driver = rack.host("driver")
     (driver.folder / "copying.py").write_text("def copied(batch):\n    return batch.select(['key', 'value'])\n")
-    words = ("--master", spark.url, "--py-files", "copying.py")
-    for _ in copies(rack, brokers, driver, *words, conf=ON_EXECUTORS, script=PIPELINE_SCRIPT, **BAKED):
-        assert all(worker.pids("pyspark.daemon") for worker in spark.workers)
+    words = ("--py-files", "copying.py")
+    copies(rack, brokers, spark, BAKED["PYSPARK_PYTHON"], *words, conf=ON_EXECUTORS, script=PIPELINE_SCRIPT, **BAKED)
 
 
 def test_spark_has_no_cluster_mode_for_python_on_a_standalone_cluster(rack, brokers, spark):
