@@ -105,11 +105,12 @@ class WorkerRegistry:
 
 
 class RunCheckpointSerializer(Generic[SplitT, HandleT]):
-    """A checkpoint of a run as bytes, and back."""
+    """A checkpoint of a run as bytes, and back. Used by one thread."""
 
     def __init__(self, source: CheckpointSerializer[SplitT], handles: HandleSerializer[HandleT]) -> None:
         self._source = source
         self._handles = handles
+        self._last: tuple[Checkpoint[SplitT], str] | None = None
         self.outputs = handles.outputs if isinstance(handles, OutputHandleSerializer) else ()
 
     def serialize(self, run: str, checkpoint: RunCheckpoint[SplitT, HandleT]) -> bytes:
@@ -123,9 +124,15 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
                 "outputs": {name: checkpoint.reported(name) for name in self.outputs},
                 "handle_version": self._handles.version,
                 "handles": [[listed.number, self._handles.serialize(listed.handle)] for listed in checkpoint.handles],
-                "source": self._source.serialize(checkpoint.positions).decode(),
+                "source": self._positions(checkpoint.positions),
             }
         )
+
+    def _positions(self, positions: Checkpoint[SplitT]) -> str:
+        """A checkpoint is written twice, and its positions are nearly all of it."""
+        if self._last is None or self._last[0] is not positions:
+            self._last = positions, self._source.serialize(positions).decode()
+        return self._last[1]
 
     def deserialize(self, run: str, data: bytes, where: str) -> RunCheckpoint[SplitT, HandleT]:
         """What `serialize` wrote for this run. Raises StateError, naming `where`, otherwise."""

@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 ASK_S = 1.0
 """The ends are asked once a checkpoint, and not more often than this."""
 
+ASK_SHARE = 0.05
+"""Asking takes at most this share of the time: with ten thousand splits it is seldom once a second."""
+
 STALE_S = 30.0
 """Without a checkpoint for so long, or two of the longest waits, they are asked again: the lag of a run that hangs grows."""
 
@@ -58,6 +61,7 @@ class LagWatch:
         self._in_thread, self._clock, self._wall_clock = in_thread, clock, wall_clock
         self._positions: Sequence[Any] = () if restored is None else _unfinished(restored)
         self._asked_s = float("-inf")
+        self._took_s = 0.0
         self._asking = False
         self.lag: RunLag | None = None
         """None while it is not known: before the first checkpoint, or when the source did not answer the last time."""
@@ -68,7 +72,7 @@ class LagWatch:
         self._positions = _unfinished(checkpoint)
         if isinstance(self._source, LogSource) and not self._positions:
             self.lag = RunLag(self._wall_clock(), {})
-        self._ask_after(ASK_S)
+        self._ask_after(min(self._timeout_s, max(ASK_S, self._took_s / ASK_SHARE)))
 
     def look(self) -> None:
         """Called again and again: whether the ends were asked too long ago."""
@@ -93,6 +97,7 @@ class LagWatch:
             log.debug("the lag is not known now: %s", error)
             self.lag, self.measures = None, {}
         finally:
+            self._took_s = self._clock() - self._asked_s
             self._asking = False
 
 

@@ -277,6 +277,14 @@ def test_a_checkpoint_comes_back_as_it_was_written(tmp_path):
     assert (again.latest(), again.registry.run, again.last_id) == (written, run, 3)
 
 
+def test_each_writing_of_a_checkpoint_has_its_own_positions_handles_and_state(tmp_path):
+    store = opened(tmp_path)
+    prepared = checkpoint(handles=(WorkerHandle(4, MemoryHandle(9)),), epoch=77)
+    for written in (prepared, replace(prepared, handles=(), completed=True), checkpoint(4, epoch=78), checkpoint(5, epoch=79)):
+        store.write(written)
+        assert store.latest() == written
+
+
 def test_the_golden_checkpoint_is_read_and_written():
     found = SERIALIZER.deserialize("run-golden", GOLDEN.read_bytes(), "golden")
     assert found == checkpoint(12, (WorkerHandle(3, MemoryHandle(7)), WorkerHandle(4, MemoryHandle(8))), False, 99, 98)

@@ -258,6 +258,20 @@ class TestLag:
         self.clock.now_s = 1000.0 + 100 * STALE_S + ASK_S
         assert self.answer() == 1  # the last question was ten minutes ago
 
+    def test_asking_takes_a_twentieth_of_the_time_at_most(self):
+        watch = self.watch()
+        watch.moved(self.positions(0, 0))
+        self.clock.now_s += 0.5  # with very many splits
+        assert self.answer() == 1
+        for later_s, asked in ((9.0, 0), (0.5, 1)):
+            self.clock.now_s += later_s
+            watch.moved(self.positions(1, 1))
+            assert len(self.waiting) == asked
+        self.clock.now_s += 10 * STALE_S  # an outage
+        self.answer()
+        watch.look()
+        assert len(self.waiting) == 1
+
     def test_the_lag_of_a_run_that_takes_no_checkpoint_grows(self):
         watch = self.watch()
         watch.moved(self.positions(10, 10))
