@@ -88,6 +88,7 @@ bench-restore: $(INSTALLED) ## Kills and restores under load, alongside other sy
 
 bench-latency: $(INSTALLED) ## Delay at 1,000 and 20,000 records/s alongside other systems, through a kill (hours; SECONDS=12 for a quarter of an hour, QUICK=1 for a trial)
 	$(BIN)/python -m benchmarks.latency
+	$(BIN)/python -m benchmarks.delay.commit
 
 bench-outage: $(INSTALLED) ## Brokers away for ten minutes, restarted one after another, and a fetch quota, under running jobs (25 minutes)
 	$(BIN)/python -m benchmarks.quota

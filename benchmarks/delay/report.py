@@ -24,6 +24,19 @@ immediate restart, until the lag was small again (at most two minutes). Anomalie
 MARKERS = dict(zip(PERCENTILES, ("o", "D", "s", "x"), strict=True))
 
 
+STEPS = {
+    "begin": "a worker begins its next transaction (looks for a free id, asks for a producer id)",
+    "prepare": "a worker writes the rest of its rows, and has the answers",
+    "collect": "the coordinator has asked for a snapshot, and has those of all workers",
+    "check": "the coordinator looks whether the transactions are prepared",
+    "store": "a checkpoint's file is on the disk (once with the list, once as completed)",
+    "record": "the list's epoch is written to the commit topic, in a transaction of its own",
+    "end": "the workers' transactions are ended",
+    "commit": "all that from `check` on",
+    "checkpoint": "all of a checkpoint",
+}
+
+
 def runs_in(results: Path) -> list[Document]:
     """The kept runs, in the order of the systems."""
     order = [subject.name for subject in SUBJECTS]
@@ -45,7 +58,26 @@ def section(results: Path, target: Path) -> list[str]:
     seconds = sorted({run["steady_s"] for run in runs})
     loads = [run["load_average"][0] for run in runs]
     facts = f"{' or '.join(f'{each:g}' for each in seconds)} s at each rate. Load average before the runs: {min(loads):.1f} to"
-    return [*lines, "", f"{facts} {max(loads):.1f}.", "", f"![Delay]({file.relative_to(target)})"]
+    lines += ["", f"{facts} {max(loads):.1f}.", "", f"![Delay]({file.relative_to(target)})"]
+    return [*lines, *commit_section(results)]
+
+
+def commit_section(results: Path) -> list[str]:
+    """What a commit of `headrace run` consists of. Empty without a result."""
+    file = results / "delay-commit.json"
+    if not file.is_file():
+        return []
+    found = json.loads(file.read_text())
+    delay = found["delay_ms"]
+    lines = [
+        "", "### What a commit consists of", "",
+        f"`headrace run` at {found['rate']:,} records/s with a checkpoint every {found['interval_ms']} ms, "
+        f"{found['seconds']:g} s: {found['checkpoints_per_s']:g} checkpoints/s, delay p50 {delay['p50']:.0f} ms, "
+        f"p99 {delay['p99']:.0f} ms.",
+        "", "| step | ms, p50 | p99 |", "|---|---|---|",
+    ]  # fmt: skip
+    rows = ((explained, found["steps"][step]) for step, explained in STEPS.items())
+    return [*lines, *(f"| {explained} | {row['p50']:.1f} | {row['p99']:.1f} |" for explained, row in rows)]
 
 
 def _table(runs: Sequence[Document], name: str, rate: int) -> Iterator[str]:

@@ -19,7 +19,7 @@ COMMAND_LINE = "from headrace.cli import main; main()"
 
 def main(settings: dict[str, Any]) -> None:
     """Does not return."""
-    pipeline = Path(__file__).with_name("run_pipeline.py")
+    pipeline = Path(__file__).with_name(settings.get("pipeline", "run_pipeline.py"))
     arguments = ["run", f"{pipeline}:pipeline", "--workers", str(settings["parallelism"])]
     arguments += ["--checkpoints", str(Path(settings["state"], "checkpoints"))]
     arguments += ["--config", f"execution.checkpointing.interval={settings.get('interval_ms', INTERVAL_MS)} ms"]

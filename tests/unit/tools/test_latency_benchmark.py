@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.delay.commit import read_steps
 from benchmarks.delay.judge import Seen, delays_ms, judge, percentiles
 from benchmarks.delay.load import NS, Schedule
 from benchmarks.delay.records import HEAD, RecordMaker, read_back
@@ -62,3 +63,8 @@ def test_a_record_says_which_it_is_and_when_it_was_due():
     assert found.ids.tolist() == record_ids(np.array([3, 3]), np.array([41, 42])).tolist()
     assert found.due_ns.tolist() == [5, 7]
     assert HEAD.itemsize < 100
+
+
+def test_steps_of_a_commit_are_those_that_began_in_the_window():
+    lines = [f"store {5 * MS} {9 * MS}", f"store {7 * MS} {8 * MS}", f"end {6 * MS} {16 * MS}", f"store {4 * MS} {99 * MS}"]
+    assert read_steps(lines, 5 * MS) == {"store": [4.0, 1.0], "end": [10.0]}
