@@ -87,15 +87,18 @@ class Host:
         self._programs.append(program)
         return program
 
-    def pids(self, text: str) -> list[int]:
-        """The machine's ids of this host's processes whose command lines have this text, but for the first process."""
-        return [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if pid != self.pid and self._has(pid, text)]
+    def commands(self) -> dict[int, str]:
+        """This host's processes, but for the first one: the machine's ids, and the command lines."""
+        found = {}
+        for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/ns/pid") == self._namespace and pid != self.pid:
+                    found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return found
 
-    def _has(self, pid: int, text: str) -> bool:
-        with suppress(OSError):
-            is_here = os.readlink(f"/proc/{pid}/ns/pid") == self._namespace
-            return is_here and text in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        return False
+    def pids(self, text: str) -> list[int]:
+        """Of those whose command lines have this text."""
+        return [pid for pid, command in self.commands().items() if text in command]
 
     def signal(self, text: str, number: signal.Signals = signal.SIGKILL) -> int:
         """Send it to all processes with this text; how many there were."""

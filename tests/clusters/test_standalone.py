@@ -84,7 +84,7 @@ def copies(rack, brokers, spark, python, *words, **variables):
             for worker in spark.workers:
                 eventually(
                     lambda worker=worker: worker.pids(f"{python} -m pyspark.daemon"),
-                    f"no {python} on {worker.name}",
+                    lambda worker=worker: f"no {python} on {worker.name}: {worker.commands()}",
                     check=job.check,
                 )
             copy.check(job.check)

@@ -93,7 +93,7 @@ class ServerProcess:
             self.kill()
 
     def pause(self) -> None:
-        """SIGSTOP: its connections stay open, nothing answers. Returns once all of its threads stand still."""
+        """SIGSTOP: its connections stay open, nothing answers. Returns once all of its threads are stopped."""
         self._signal(signal.SIGSTOP)
         if self._process is not None and self._process.poll() is None:
             # The kernel tells a parent of the stop when the last thread has stopped. The message is left (WNOWAIT) to Popen.
