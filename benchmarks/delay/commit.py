@@ -38,7 +38,7 @@ WARM_UP_S = 5.0
 
 
 def read_steps(lines: Iterable[str], since_ns: int) -> dict[str, list[float]]:
-    """How long each step has taken, in ms, of those that began at this time or later."""
+    """How long each step has taken, in ms, of those that started at this time or later."""
     found: dict[str, list[float]] = defaultdict(list)
     for line in lines:
         step, start, end = line.split()

@@ -25,12 +25,12 @@ MARKERS = dict(zip(PERCENTILES, ("o", "D", "s", "x"), strict=True))
 
 
 STEPS = {
-    "begin": "a worker begins its next transaction (looks for a free id, asks for a producer id)",
+    "begin": "a worker starts its next transaction (looks for a free id, asks for a producer id)",
     "prepare": "a worker writes the rest of its rows, and has the answers",
     "collect": "the coordinator has asked for a snapshot, and has those of all workers",
     "check": "the coordinator looks whether the transactions are prepared",
     "store": "a checkpoint's file is on the disk (once with the list, once as completed)",
-    "record": "the list's epoch is written to the commit topic, in a transaction of its own",
+    "record": "the list's epoch is written to the commit topic, in a separate transaction",
     "end": "the workers' transactions are ended",
     "commit": "all that from `check` on",
     "checkpoint": "all of a checkpoint",

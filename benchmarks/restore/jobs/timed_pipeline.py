@@ -56,18 +56,18 @@ def timed(step: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def phased(handle: Callable[..., Any]) -> Callable[..., Any]:
     """`RunCore.handle`, which notes how long the workers were waited for, and a whole checkpoint."""
-    began = {"collect": 0, "checkpoint": 0}
+    started = {"collect": 0, "checkpoint": 0}
 
     @functools.wraps(handle)
     def call(core: RunCore[Any, Any], event: Any) -> Any:  # noqa: ANN401 - as the function's
         before = core.phase
         if isinstance(event, CheckpointCommitted):
-            note("checkpoint", began["checkpoint"])
+            note("checkpoint", started["checkpoint"])
         found = handle(core, event)
         if core.phase is RunPhase.COLLECTING and before is not core.phase:
-            began.update(collect=time.monotonic_ns(), checkpoint=time.monotonic_ns())
+            started.update(collect=time.monotonic_ns(), checkpoint=time.monotonic_ns())
         if before is RunPhase.COLLECTING and core.phase is RunPhase.STORING:
-            note("collect", began["collect"])
+            note("collect", started["collect"])
         return found
 
     return call

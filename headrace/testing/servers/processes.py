@@ -96,7 +96,7 @@ class ServerProcess:
         """SIGSTOP: its connections stay open, nothing answers. Returns once all of its threads are stopped."""
         self._signal(signal.SIGSTOP)
         if self._process is not None and self._process.poll() is None:
-            # The kernel tells a parent of the stop when the last thread has stopped. The message is left (WNOWAIT) to Popen.
+            # The kernel notifies a parent of the stop when the last thread has stopped. The message is left (WNOWAIT) to Popen.
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
