@@ -8,6 +8,7 @@ import termios
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from decimal import Decimal
 from typing import Any
@@ -562,9 +563,11 @@ def test_a_server_that_ends_is_retriable_and_its_log_continues(server, items):
         with closing(items.log()) as log:
             log.start(0)
             values, _ = ids(log, items.end())
-            end(server)
-            with pytest.raises(RetriableError):
-                receive_for_s(log, 10)
+            with ThreadPoolExecutor() as thread:  # a server that is stopped waits for its readers to answer
+                ended = thread.submit(end, server)
+                with pytest.raises(RetriableError):
+                    receive_for_s(log, 10)
+                ended.result()
             with pytest.raises(RetriableError):
                 log.start(0)
             server.restart()
