@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,8 @@ class ServerProcess:
         self._signal(signal.SIGSTOP)
         if self._process is not None and self._process.poll() is None:
             # The kernel notifies a parent of the stop when the last thread has stopped. The message is left (WNOWAIT) to Popen.
-            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            with suppress(ChildProcessError):  # it has ended, and another thread has seen that
+                os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """SIGCONT."""
