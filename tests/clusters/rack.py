@@ -53,6 +53,9 @@ def why_none() -> str | None:
     return f"a rack of network namespaces needs {', '.join(missing)}" if missing else None
 
 
+OF_PYTHON = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+
+
 class Host:
     """One host. `folder` is its /tmp as all others see it; paths outside /tmp are those of the machine."""
 
@@ -73,8 +76,8 @@ class Host:
         return ["nsenter", "--target", str(self.pid), *there, "--", *map(str, words)]
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Ours, but for PYTHONPATH, by which all would be found; with these, and what Spark and headrace need of a host."""
-        ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        """Ours, but for what names a Python or its modules; with these, and what Spark and headrace need of a host."""
+        ours = {name: value for name, value in os.environ.items() if name not in OF_PYTHON}
         here = {"SPARK_LOCAL_IP": self.address, "XDG_CACHE_HOME": "/tmp/cache", "TMPDIR": "/tmp"}
         return {**ours, **here, **variables}
 
