@@ -64,6 +64,8 @@ class DiscoveryResult(Generic[SplitT]):
     `inconclusive`: why this is not all yet, where that holds up nothing else; the next look may tell. Not when `complete`.
     `cursor` and `more` are those of an `IncrementalDiscovery`, which always gives a cursor: the place behind `added`, and
     whether there are further splits behind it now. `stage` is that of a `StagedDiscovery`, in each of its answers.
+    `replan`: what has changed so that a job reads it from its next start on only, such as another schema; for people.
+    `headrace run` then takes a checkpoint and starts again, once for the same words; others do nothing, so log it, too.
     """
 
     added: Sequence[SplitT]
@@ -73,6 +75,7 @@ class DiscoveryResult(Generic[SplitT]):
     cursor: JsonObject | None = None
     more: bool = False
     stage: Stage | None = None
+    replan: str | None = None
 
 
 class SplitDiscovery(ABC, Generic[SplitT]):

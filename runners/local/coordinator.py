@@ -49,6 +49,7 @@ from headrace.runners.local.core import RunCore
 from headrace.runners.local.monitoring.lag import LagWatch
 from headrace.runners.local.monitoring.status import RunStatus, last_progress_s, remove_status
 from headrace.runners.local.processes import WorkerProcesses, leave_signals_to_supervisor
+from headrace.runners.local.replan import Replanning
 from headrace.runners.local.rescale import RescaleRequest, Rescaling
 from headrace.runners.local.savepoints import begin_with, given_savepoint, make_savepoint_folder, take_savepoint
 from headrace.runners.local.settings import Retention, RunSettings
@@ -76,7 +77,8 @@ class CoordinatorOrder:
     `started_s`: when the command was started, in seconds of the epoch. `passed_over`: requests to rescale from before.
     `restarts`: the failures of coordinators and workers so far. After a worker's failure the supervisor is sent the new state.
     `run`: its name, as the first coordinator has reported it; None for that one. `restarted`: how many have failed before.
-    `command`: another name of each start, which all of its coordinators have.
+    `replanned`: what the last start is for, as `RunOutcome`. `command`: another name of each start, which all of its
+    coordinators have.
     """
 
     pipeline: PipelineSpec | PipelineFile
@@ -87,6 +89,7 @@ class CoordinatorOrder:
     restarts: Restarts
     run: str | None = None
     restarted: int = 0
+    replanned: str | None = None
     command: str = field(default_factory=lambda: uuid4().hex)
 
 
@@ -101,7 +104,8 @@ class RunBegan:
 class RunOutcome:
     """How a coordinator ended. `error` is None for a run that is finished or was stopped, and has written this `savepoint`.
 
-    `workers`: the run is to continue with this many; None for one that is over.
+    `workers`: the run is to continue with this many; None for one that is over. `replanned`: of its source it was said, or is
+    to be seen at the next start, that this has changed (`DiscoveryResult.replan`).
     `kinds`: names of the error's classes, the narrowest first; `is_final`: starting again does not fix it.
     """
 
@@ -111,6 +115,7 @@ class RunOutcome:
     kinds: tuple[str, ...] = ()
     is_final: bool = False
     workers: int | None = None
+    replanned: str | None = None
 
 
 def coordinate(order: CoordinatorOrder, socket: Path, supervisor: Connection, lifeline: Connection) -> None:
@@ -220,6 +225,7 @@ class _Coordination:
         self._outcome: RunOutcome | None = None
         settings = order.settings
         self._rescaling = Rescaling(settings.folder, settings.workers, order.passed_over)
+        self._replanning = Replanning(order.replanned)
         self._asked_s = time.monotonic()
         self._driver = SourceDriver(pipeline.source, pipeline.source.create_discovery())
         self._commits = ThreadPoolExecutor(1, "commits")
@@ -258,9 +264,10 @@ class _Coordination:
         outcome = self._ran()
         if outcome.error is not None:
             return outcome
-        if self._rescaling.is_under_way and not outcome.finished:
-            return replace(outcome, workers=self._rescaling.next_workers())
         settings = self._order.settings
+        if self._is_to_continue(outcome):
+            workers = self._rescaling.next_workers() if self._rescaling.is_under_way else settings.workers
+            return replace(outcome, workers=workers, replanned=self._replanning.change)
         folder = settings.savepoint_folder
         with usable(f"the folder for savepoints {folder}"):
             path = None if folder is None else take_savepoint(self._store.files, folder)
@@ -315,7 +322,11 @@ class _Coordination:
     def _is_over(self, outcome: RunOutcome | None) -> bool:
         if outcome is None or outcome.error is not None:
             return outcome is not None and outcome.is_final
-        return outcome.finished or not self._rescaling.is_under_way
+        return not self._is_to_continue(outcome)
+
+    def _is_to_continue(self, outcome: RunOutcome) -> bool:
+        """Whether a run that has ended well is to start again, from its last checkpoint."""
+        return not outcome.finished and (self._rescaling.is_under_way or self._replanning.is_under_way)
 
     def listen(self, supervisor: Connection) -> None:
         """In its own thread: what the supervisor says. Without one, the whole group ends."""
@@ -347,6 +358,10 @@ class _Coordination:
                     self._tell_supervisor(self._order.restarts)
             case Exception():  # a thread of the coordinator has met what it cannot answer
                 raise event
+            case ev.SplitsDiscovered(findings):
+                self._handle(event)
+                if self._replanning.is_to_stop(findings.replan):
+                    self._handle(run.StopRequested())
             case _:
                 self._handle(event)
         for number in self._pool.silent(self._core.workers):

@@ -80,7 +80,8 @@ def _supervise(
             order = replace(order, restarts=coordinator.restarts, run=coordinator.run_name, restarted=coordinator.restarted)
             outcome = coordinator.run(order, context)
             if outcome.workers is not None:
-                order = replace(order, settings=replace(order.settings, workers=outcome.workers))
+                settings = replace(order.settings, workers=outcome.workers)
+                order = replace(order, settings=settings, replanned=outcome.replanned)
                 continue
             if outcome.error is None:
                 return outcome.savepoint
