@@ -29,7 +29,7 @@ from headrace.connectors.postgresql.splits import (
     stored_seam,
 )
 from headrace.enumerator.envelope import stored_object
-from headrace.enumerator.errors import DataLossError, RetriableError, StateError, UsageError
+from headrace.enumerator.errors import AuthenticationError, DataLossError, RetriableError, StateError, UsageError
 from headrace.enumerator.source import DiscoveryResult, JsonObject, SplitDiscovery, Stage, StagedDiscovery
 
 log = logging.getLogger(__name__)
@@ -57,6 +57,8 @@ class Described(Protocol):
 
     @property
     def followed(self) -> Sequence[Followed]: ...
+
+    def check_added(self, oids: Collection[int]) -> None: ...
 
 
 class ChangesDiscovery(StagedDiscovery[ChangesSplit]):
@@ -146,7 +148,8 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
         """`number`: of the stage, for the split. `stage`: of a `ChangesDiscovery`. `tables`: of the split, without an end."""
         self._source = source
         self._number, self._end, self._stage, self._tables = number, end, stage, tables
-        self._said: tuple[list[str], list[str], list[str]] = [], [], []
+        self._said: tuple[list[str], list[str]] = [], []
+        self._said_joined: str | None = None
 
     def initial(self) -> DiscoveryResult[ChangesSplit]:
         if self._end is not None:
@@ -170,7 +173,7 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
             if isinstance(split, LogSplit):
                 self._check_published(split, published)
         self._say_what_has_changed(published, frozenset() if publication is None else publication.unpublished)
-        return DiscoveryResult((), stage=self._stage)
+        return DiscoveryResult((), stage=self._stage, replan=self._replan(published))
 
     def _check_published(self, split: LogSplit, published: Mapping[int, catalog.PublishedTable]) -> None:
         known = dict(split.published_by)
@@ -185,20 +188,31 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
 
     def _say_what_has_changed(self, published: Mapping[int, catalog.PublishedTable], unpublished: Collection[str]) -> None:
         """Once of the same. The server sends no changes of one that left the publication, and no word of that."""
-        source = self._source
-        followed = {each.table.oid: each.table.full_name for each in source.followed}
-        left = [name for oid, name in followed.items() if oid not in published]
-        joined = [
-            f"{each.schema}.{each.name}" for oid, each in published.items() if oid not in followed and self._is_named(each)
-        ]
-        if left and left != self._said[0]:
-            log.warning("publication %s no longer has %s: no changes come", source.publication, ", ".join(left))
-        if joined and joined != self._said[1]:
-            log.warning("publication %s has %s now: start the job again to read it, too", source.publication, ", ".join(joined))
+        left = [each.table.full_name for each in self._source.followed if each.table.oid not in published]
         silent = sorted(unpublished)
-        if silent and silent != self._said[2]:
-            log.warning("publication %s does not publish %s: the copy lacks them", source.publication, ", ".join(silent))
-        self._said = left, joined, silent
+        if left and left != self._said[0]:
+            log.warning("publication %s no longer has %s: no changes come", self._source.publication, ", ".join(left))
+        if silent and silent != self._said[1]:
+            log.warning("publication %s does not publish %s: the copy lacks them", self._source.publication, ", ".join(silent))
+        self._said = left, silent
+
+    def _replan(self, published: Mapping[int, catalog.PublishedTable]) -> str | None:
+        """What a start of the job is for: tables that have joined, unless it would fail by one. Logged once of the same."""
+        followed = {each.table.oid for each in self._source.followed}
+        joined = {oid: f"{each.schema}.{each.name}" for oid, each in published.items() if self._is_named(each)}
+        joined = {oid: name for oid, name in joined.items() if oid not in followed}
+        replan = said = None
+        if joined:
+            change = f"publication {self._source.publication} has {', '.join(sorted(joined.values()))} now"
+            try:
+                self._source.check_added(joined)
+                replan, said = change, f"{change}: the job reads it from its next start on"
+            except (UsageError, DataLossError, AuthenticationError) as error:
+                said = f"{change}, and the job's next start would fail: {error}"
+        if said not in (None, self._said_joined):
+            log.warning("%s", said)
+        self._said_joined = said
+        return replan
 
     def _is_named(self, table: catalog.PublishedTable) -> bool:
         return any(pattern.matches(table.schema, table.name) for pattern in self._source.tables)

@@ -198,12 +198,6 @@ class SeveralTablesRows(OneTableRows):
         return pa.record_batch([*batch.columns[:first], before, *structs], self.schema)
 
 
-def rows_of(tables: Sequence[PgTable], out_of_range: OutOfRange = "error", known_at: int = 0) -> OneTableRows:
-    """Of the tables of a source, which they were at this LSN."""
-    rows = [TableRows(table, out_of_range, known_at) for table in tables]
-    return OneTableRows(rows[0]) if len(rows) == 1 else SeveralTablesRows(rows)
-
-
 def table_rows(batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
     """The rows of one table (`schema.name`) of a batch of several: the columns about the change, then the table's.
 

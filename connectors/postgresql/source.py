@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -23,8 +23,8 @@ from headrace.connectors.postgresql.discovery import ChangesDiscovery
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.log_reader import LogReader, SlotPlace
 from headrace.connectors.postgresql.pgoutput import TRANSACTION_BYTES
-from headrace.connectors.postgresql.rows import METADATA, OneTableRows, rows_of
-from headrace.connectors.postgresql.snapshot import Followed, created_again, read_chunk
+from headrace.connectors.postgresql.rows import METADATA, OneTableRows, SeveralTablesRows, TableRows
+from headrace.connectors.postgresql.snapshot import Followed, chunk_key, created_again, lower_bounds, read_chunk
 from headrace.connectors.postgresql.splits import ChangesSplit, ChangesSplitSerializer, ChunkSplit, LogSplit
 from headrace.connectors.postgresql.stages import LogStage, SnapshotStage, WholeLog
 from headrace.connectors.postgresql.types import OutOfRange
@@ -56,8 +56,8 @@ class ChangesSource(StagedSource[ChangesSplit]):
     - `out_of_range`: what becomes of a value that Arrow has no place for, such as an infinite timestamp or NaN among decimals:
       `error` (default) ends the job and names it, `null`.
 
-    The columns of one table are the others. Of several tables each has a column, named as the table, with a struct of its
-    columns, which is null in other tables' rows: `table_rows` gives those of one.
+    The columns of one table are the others. Of several tables, or names with `*`, each has a column, named as the table, with a
+    struct of its columns, which is null in other tables' rows: `table_rows` gives those of one.
 
     A position is the LSN of a commit: a transaction is delivered as a whole, unless its messages have more than
     `max_transaction_bytes` (default 256 MiB).
@@ -118,7 +118,7 @@ class ChangesSource(StagedSource[ChangesSplit]):
     @property
     def metadata(self) -> tuple[str, ...]:
         """The columns about the change. Raises as `followed` does."""
-        several = ("_table",) if self._metadata is None and len(self.followed) > 1 else ()
+        several = ("_table",) if self._metadata is None and self._has_several else ()
         return (*(("_op", "_lsn") if self._metadata is None else self._metadata), *several)
 
     @property
@@ -129,10 +129,28 @@ class ChangesSource(StagedSource[ChangesSplit]):
                 self._followed = find_followed(connection, self.publication, self.tables)
         return self._followed
 
+    def check_added(self, oids: Collection[int]) -> None:
+        """Raise what the next start of the job would raise, as these tables have joined the publication. Asks the server."""
+        with translated(self.url, "reading the tables that have joined"), connect(self.url) as connection:
+            found = find_followed(connection, self.publication, self.tables)
+            names = {each.table.full_name for each in self.followed}
+            for each in found:
+                TableRows(each.table)
+                if each.table.oid in oids and each.table.full_name in names:
+                    raise created_again(each.table.full_name)
+                if each.table.oid in oids and self.snapshot != "never":
+                    next(lower_bounds(connection, each, chunk_key(each.table), self.chunk_rows), None)
+
     def rows(self) -> OneTableRows:
         """What makes rows of the tables, with all columns about changes."""
-        tables = [followed.table for followed in self.followed]
-        return rows_of(tables, self.out_of_range, min(followed.known_at for followed in self.followed))
+        known_at = min(followed.known_at for followed in self.followed)
+        rows = [TableRows(followed.table, self.out_of_range, known_at) for followed in self.followed]
+        return SeveralTablesRows(rows) if self._has_several else OneTableRows(rows[0])
+
+    @property
+    def _has_several(self) -> bool:
+        """Also of one table, where names may find a second one later: the batches are of the same shape before it."""
+        return len(self.followed) > 1 or not all(pattern.is_literal for pattern in self.tables)
 
     @property
     def boundedness(self) -> Boundedness:

@@ -585,7 +585,7 @@ def test_a_table_that_is_published_later_is_said_and_read_at_the_next_start(
             now[0] += 5.0
             run.poll(0.1)
         said = [record.message for record in caplog.records if "publication" in record.message]
-        assert said == ["publication orders has public.later now: start the job again to read it, too"]
+        assert said == ["publication orders has public.later now: the job reads it from its next start on"]
         for operations in ("insert, delete", "insert, update, delete, truncate"):
             psql(url, f"ALTER PUBLICATION orders SET (publish = '{operations}')")
             now[0] += 5.0

@@ -4,15 +4,20 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import deltalake
 import psutil
+import psycopg
+import pyarrow as pa
 import pytest
 
+from headrace.delta import DeltaSink
 from headrace.errors import RetriableError
 from headrace.runners.waiting import wait_until
 from headrace.testing.servers.databases import Database
@@ -75,6 +80,42 @@ def copy_job_of_the_guide(url: str, folder: Path) -> Path:
 
 def copy_of(url: str) -> str:
     return f"{url.rpartition('/')[0]}/copy"
+
+
+ADDED_JOB = """
+import pyarrow as pa
+from headrace import Pipeline
+from headrace.delta import DeltaSink
+from headrace.postgresql import ChangesSource, table_rows
+
+def rows(batch):
+    for name in [name for name in batch.schema.names if name.startswith("public.")]:
+        own = table_rows(batch, name)
+        yield pa.RecordBatch.from_pydict(
+            {{"name": pa.array([name] * own.num_rows, pa.string()), **{{each: own[each] for each in ("_op", "id", "value")}}}}
+        )
+
+source = ChangesSource({0!r}, tables=["*"], publication="orders", slot="headrace_added", chunk_rows=100)
+source.discovery_interval_s = 0.3
+pipeline = Pipeline(source, DeltaSink({1!r}), rows)
+"""
+RUN = """
+import sys
+from headrace.cli import main
+sys.argv = ["headrace", "run", {0!r} + ":pipeline", "--checkpoints", {1!r}, "--workers", "2", "--config",
+            "execution.checkpointing.interval=200 ms"]
+main()
+"""
+
+
+def added_job(url: str, folder: Path) -> Path:
+    """A script that runs a pipeline by its file. It appends what it reads of all tables to one table, which is made."""
+    columns = {"name": pa.string(), "_op": pa.string(), "id": pa.int64(), "value": pa.int64()}
+    DeltaSink(str(folder / "table")).create_table(pa.schema(columns))
+    (folder / "added.py").write_text(ADDED_JOB.format(url, str(folder / "table")))
+    run = folder / "run.py"
+    run.write_text(RUN.format(str(folder / "added.py"), str(folder / "checkpoints")))
+    return run
 
 
 JOBS = {"run": job_of_the_guide, "spark": spark_job_of_the_guide, "copy": copy_job_of_the_guide}
@@ -170,6 +211,93 @@ def test_a_table_is_copied_through_kills_in_the_snapshot_and_in_the_log(
         run.wait()
 
 
+@contextmanager
+def counting_up(url: str, *tables: str) -> Iterator[None]:
+    """A writer: each of its transactions adds a row to each table, and 1 to the value of some rows."""
+    ended = threading.Event()
+
+    def write() -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            for number in count(ROWS):
+                if ended.wait(0.01):
+                    return
+                with connection.transaction():
+                    for table in tables:
+                        connection.execute(f"INSERT INTO {table} VALUES ({number}, 0)")
+                        connection.execute(f"UPDATE {table} SET value = value + 1 WHERE id % 97 = {number % 97}")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def values_of(table: Path, name: str) -> dict[int, list[int]]:
+    """The values that each row of a table has had, as they were read."""
+    found: dict[int, list[int]] = {}
+    for row in deltalake.DeltaTable(table).to_pyarrow_table().to_pylist():
+        if row["name"] == name:
+            found.setdefault(row["id"], []).append(row["value"])
+    return {key: sorted(values) for key, values in found.items()}
+
+
+@pytest.mark.parametrize("server", ["oldest", "newest"], indirect=True)
+def test_a_table_that_is_published_while_the_run_runs_is_copied_by_itself_through_kills(
+    server: Database, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(partial(forget, server))
+    psql(
+        server.url,
+        "CREATE TABLE public.orders (id bigint PRIMARY KEY, value bigint NOT NULL)",
+        "INSERT INTO public.orders VALUES (1, 0)",
+        "CREATE PUBLICATION orders FOR TABLE public.orders",
+    )
+    log, job, copy = tmp_path / "log", added_job(server.url, tmp_path), tmp_path / "table"
+    started_again = "starting again after a checkpoint, as publication orders has public.lines now"
+
+    def read(wanted: Callable[[], bool]) -> Callable[[], None]:
+        def check() -> None:
+            assert run.poll() is None, log.read_text()
+            if not wanted():
+                raise RetriableError(log.read_text()[-3000:])
+
+        return check
+
+    run = started(job, log)
+    try:
+        wait_until(read(lambda: len(values_of(copy, "public.orders")) == 1), "the first table", TIMEOUT_S)
+        psql(server.url, "CREATE TABLE public.lines (id bigint PRIMARY KEY, value bigint NOT NULL)")
+        psql(server.url, f"INSERT INTO public.lines SELECT n, 0 FROM generate_series(1, {ROWS - 1}) AS n")
+        with counting_up(server.url, "public.orders", "public.lines"):
+            psql(server.url, "ALTER PUBLICATION orders ADD TABLE public.lines")
+            wait_until(read(lambda: started_again in log.read_text()), "that it is found", TIMEOUT_S)
+            kill(run)
+            run = started(job, log)
+            wait_until(read(lambda: len(values_of(copy, "public.lines")) > 0), "its first chunks", TIMEOUT_S)
+            assert len(values_of(copy, "public.lines")) < ROWS - 1, "it is past its chunks already"
+            kill(run)
+            run = started(job, log)
+            wait_until(read(lambda: len(values_of(copy, "public.lines")) > ROWS), "its changes", TIMEOUT_S)
+        for table in ("public.orders", "public.lines"):
+            wanted = dict(psql(server.url, f"SELECT id, value FROM {table}"))
+
+            def is_whole(table: str = table, wanted: dict[int, int] = wanted) -> bool:
+                return {key: values[-1] for key, values in values_of(copy, table).items()} == wanted
+
+            wait_until(read(is_whole), f"all of {table}", TIMEOUT_S)
+            found = values_of(copy, table)
+            assert {key: values for key, values in found.items() if values != list(range(values[0], values[-1] + 1))} == {}
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(TIMEOUT_S) == 0, log.read_text()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+
+
 def moved(found: list[tuple[object, ...]]) -> None:
     if found != [(True,)]:
         raise RetriableError(f"its slot keeps what was read: {found}")
@@ -180,4 +308,10 @@ def forget(server: Database) -> None:
     used = "SELECT count(*) = 0 FROM pg_replication_slots WHERE active"
     wait_until(lambda: moved(psql(server.url, used)), "the end of its connections", TIMEOUT_S)
     psql(server.url, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
-    psql(server.url, "DROP PUBLICATION orders", "DROP TABLE public.orders", "DROP DATABASE IF EXISTS copy")
+    psql(
+        server.url,
+        "DROP PUBLICATION orders",
+        "DROP TABLE public.orders",
+        "DROP TABLE IF EXISTS public.lines",
+        "DROP DATABASE IF EXISTS copy",
+    )
