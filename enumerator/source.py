@@ -283,6 +283,10 @@ class Source(ABC, Generic[SplitT]):
         """
         return True
 
+    def repeats(self, splits: Sequence[SplitT]) -> bool:
+        """Whether these splits do, where others may not. Asked of a source that is not `repeatable`. Default: False."""
+        return self.repeatable
+
     @property
     @abstractmethod
     def split_serializer(self) -> SplitSerializer[SplitT]:
@@ -295,6 +299,10 @@ class Source(ABC, Generic[SplitT]):
     @abstractmethod
     def create_reader(self) -> SourceReader[SplitT]:
         """A reader for one reader process."""
+
+    def create_replay_reader(self) -> SourceReader[SplitT]:
+        """A reader that gives again what one has given of splits that it `repeats`. Default: as any."""
+        return self.create_reader()
 
     def check_at_least_once(self) -> None:
         """A sink keeps what failed attempts have written. Raise UsageError if what is read again may never make up for that.

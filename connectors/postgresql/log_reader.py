@@ -52,7 +52,7 @@ def confirm_later(place: SlotPlace, lsn: int) -> None:
 class LogReader:
     """Owned by one thread. Connects when it is first polled.
 
-    `added` reads the rows of tables that the split lacks, until none are; None refuses such a split. `seam`: of the source.
+    `added` reads the rows of tables that the split lacks, until none are; None leaves these tables out. `seam`: of the source.
     """
 
     def __init__(
@@ -71,9 +71,7 @@ class LogReader:
         self._transaction_bytes, self._is_exact = transaction_bytes, seam == "exact"
         self._rows, self._added = rows, added
         check_names(rows, split)
-        if added is None:
-            check_tables(rows, split)
-        else:
+        if added is not None:
             split = added.taken_over(split)
         self._end = self._durable = 0
         self._connection: psycopg.Connection | None = None
@@ -96,7 +94,8 @@ class LogReader:
 
     def poll(self, timeout: float) -> SplitBatch[ChangesSplit] | None:
         """The next transactions, or a chunk of a table that was added. A batch without rows says that the log has come further
-        without changes of the tables, or that the server is behind what the log had when this reader connected.
+        without changes of the tables, or that the server is behind what the log had when this reader connected, or that rows
+        are missing.
         """
         if self._added is not None and self._added.may_read(self._split):
             return self._read_chunk(self._added)
@@ -171,7 +170,7 @@ class LogReader:
         has_moved = self._log.passed > self._split.position.lsn and not self._split.skip
         if has_moved:
             self._split = self._split.at(self._log.passed)
-        is_behind = max(self._log.passed, self._split.position.lsn) + _PAGE_BYTES < self._end
+        is_behind = self._added is not None or max(self._log.passed, self._split.position.lsn) + _PAGE_BYTES < self._end
         return SplitBatch(self._split, self._rows.merged([]), is_behind=is_behind) if has_moved or is_behind else None
 
     def _delivered(self, decoded: Decoded) -> SplitBatch[ChangesSplit]:
@@ -193,7 +192,7 @@ class LogReader:
     def _is_ours(self, relation: LoggedRelation) -> bool:
         """Raises DataLossError for another table that is named as one that is read."""
         if relation.oid in self._rows.tables:
-            return self._added is None or self._split.has_rows_of(relation.oid)
+            return self._split.has_rows_of(relation.oid)
         name = f"{relation.schema}.{relation.name}"
         if any(rows.table.full_name == name for rows in self._rows.tables.values()):
             raise created_again(name)
@@ -248,16 +247,6 @@ class LogReader:
                 (rows,) = (rows for rows in self._rows.tables.values() if rows.table.full_name == table)
                 self._orders[table] = KeyOrder(self._connection, rows.table, seam)
             return self._orders[table].chunks(keys)
-
-
-def check_tables(rows: OneTableRows, split: LogSplit) -> None:
-    """Raise UsageError for a table whose rows the snapshot before this log did not read."""
-    for oid, each in rows.tables.items():
-        if not split.has_rows_of(oid):
-            raise UsageError(
-                f"table {each.table.full_name} is not one that this job's snapshot has read, so its rows would be missing: "
-                "leave it out of tables, or start another job for it, with its own slot"
-            )
 
 
 def check_names(rows: OneTableRows, split: LogSplit) -> None:

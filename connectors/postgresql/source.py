@@ -226,8 +226,8 @@ class ChangesSource(StagedSource[ChangesSplit]):
         """A reader of chunks and of the log, and of the rows of tables that were added since the job has started."""
         return ChangesReader(self, AddedTables(self.url, self.followed, self.chunk_rows))
 
-    def create_task_reader(self) -> ChangesReader:
-        """One that gives the same records again. Raises UsageError for a log that lacks a table's rows."""
+    def create_replay_reader(self) -> ChangesReader:
+        """One that gives the same records of the log again, without those of tables that have been added since."""
         return ChangesReader(self, None)
 
     def in_one_stage(self) -> Source[Any]:
@@ -265,7 +265,7 @@ class ChangesReader(SourceReader[ChangesSplit]):
     """Reads chunks one after another, or the log. Owned by one thread."""
 
     def __init__(self, source: ChangesSource, added: AddedTables | None) -> None:
-        """`added`: reads the rows of tables that a log has not had from its start; None refuses them."""
+        """`added`: reads the rows of tables that a log has not had from its start; None leaves these tables out."""
         self._source, self._added = source, added
         self._schema = source.schema
         self._rows = source.rows()

@@ -28,7 +28,7 @@ class Whole(Described, Protocol):
 
     def create_reader(self) -> SourceReader[ChangesSplit]: ...
 
-    def create_task_reader(self) -> SourceReader[ChangesSplit]: ...
+    def create_replay_reader(self) -> SourceReader[ChangesSplit]: ...
 
 
 class ChangesStage(Source[ChangesSplit]):
@@ -50,8 +50,8 @@ class ChangesStage(Source[ChangesSplit]):
         return self._whole.split_serializer
 
     def create_reader(self) -> SourceReader[ChangesSplit]:
-        """Of a task, which may run again."""
-        return self._whole.create_task_reader()
+        """As of the whole source."""
+        return self._whole.create_reader()
 
 
 class SnapshotStage(ChangesStage):
@@ -88,6 +88,20 @@ class LogStage(ChangesStage):
         """UNBOUNDED."""
         return Boundedness.UNBOUNDED
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether rows of a table that is added are not read by the log's reader, too."""
+        return self._whole.snapshot == "never"
+
+    def repeats(self, splits: Sequence[ChangesSplit]) -> bool:
+        """Whether no rows of a table are missing, which are as they are when they are read."""
+        logs = [split for split in splits if isinstance(split, LogSplit)]
+        return all(split.has_rows_of(each.table.oid) for split in logs for each in self._whole.followed)
+
+    def create_replay_reader(self) -> SourceReader[ChangesSplit]:
+        """Of the log alone: it leaves out tables whose rows are missing, as these have been added since."""
+        return self._whole.create_replay_reader()
+
     def create_discovery(self) -> LogDiscovery:
         """Gives the log's one split. Makes the slot where no snapshot came before."""
         return LogDiscovery(self._whole, self._number, self._end)
@@ -116,10 +130,6 @@ class WholeLog(ChangesStage):
     def create_discovery(self) -> LogDiscovery:
         """Makes the slot. Gives the log's one split, which lacks all rows, where they are wanted."""
         return LogDiscovery(self._whole, 0, None, tables=None if self._whole.snapshot == "never" else ())
-
-    def create_reader(self) -> SourceReader[ChangesSplit]:
-        """As of the whole source."""
-        return self._whole.create_reader()
 
     def checkpoint_completed(self, splits: Sequence[ChangesSplit]) -> None:
         """The server may forget the log before these. Called in a process that reads it; in others it does nothing."""

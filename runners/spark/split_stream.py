@@ -196,7 +196,7 @@ class SplitPlanner(SourcePlanner[SplitT]):
             return False
         if self._report_outages.worked():
             log.warning("finished splits are reported to the source again")
-        if self._ends is not None and not self._source.repeatable:
+        if self._ends is not None and not self._source.repeats(reading.splits):
             self._ends.remove_rows(reading)
         self._published = reading.reading
         return True

@@ -65,7 +65,7 @@ class OpenTask(Generic[SplitT]):
         recorded = self.log.find(self.name)
         if recorded is None:
             batches, ends = self._read_on(clock)
-            if not self.source.repeatable:
+            if not self.source.repeats(self.splits):
                 ends = replace(ends, kept=self.log.keep(self.name, batches))
             if self.log.record(self.name, ends):
                 yield from batches
@@ -84,7 +84,7 @@ class OpenTask(Generic[SplitT]):
         records = size = 0
         started, is_limited = clock(), False
         until, quiet_until = started + max(self.limits.seconds, self.wait_s), started + self.wait_s
-        with closing(ResumedReader(self.source, self.splits, clock)) as reader:
+        with closing(ResumedReader(self.source.create_reader, self.splits, clock)) as reader:
             while not all(end.finished for end in ends.values()):
                 is_limited = records >= self.limits.records or size >= self.limits.size_bytes or clock() >= until
                 batch = None if is_limited else reader.poll(max(0.0, quiet_until - clock()))
@@ -110,7 +110,8 @@ class OpenTask(Generic[SplitT]):
         left = {split_id: end.rows for split_id, end in recorded.ends.items() if end.rows}
         if not left:
             return
-        with closing(ResumedReader(self.source, [split for split in self.splits if split.split_id in left], clock)) as reader:
+        replayed = [split for split in self.splits if split.split_id in left]
+        with closing(ResumedReader(self.source.create_replay_reader, replayed, clock)) as reader:
             silence = Silence(reader, clock)
             while left:
                 batch = silence.poll()
@@ -125,8 +126,10 @@ class OpenTask(Generic[SplitT]):
 class ResumedReader(Generic[SplitT]):
     """A reader that is made again, where it was, when its source does not answer."""
 
-    def __init__(self, source: Source[SplitT], splits: Sequence[SplitT], clock: Callable[[], float]) -> None:
-        self._source, self._clock = source, clock
+    def __init__(
+        self, create: Callable[[], SourceReader[SplitT]], splits: Sequence[SplitT], clock: Callable[[], float]
+    ) -> None:
+        self._create, self._clock = create, clock
         self._left = {split.split_id: split for split in splits}
         self._reader: SourceReader[SplitT] | None = None
         self._outages = FailureLog()
@@ -141,7 +144,7 @@ class ResumedReader(Generic[SplitT]):
         until = self._clock() + timeout
         try:
             if self._reader is None:
-                self._reader = self._source.create_reader()
+                self._reader = self._create()
                 self._reader.add_splits([*self._left.values()])
             batch = self._reader.poll(timeout)
         except Exception as error:

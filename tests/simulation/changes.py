@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,15 @@ from headrace.connectors.postgresql.splits import (
     TableSeam,
     seam_of,
 )
+from headrace.connectors.postgresql.stages import LogStage
 from tests.simulation.search import Adversary
 
 TABLE = "public.t"
 KEYS = 24
+_FOLLOWED: Any = SimpleNamespace(table=SimpleNamespace(oid=7))
+_WHOLE: Any = SimpleNamespace(name="t", snapshot="initial", discovery_interval_s=None, followed=[_FOLLOWED])
+STAGE = LogStage(_WHOLE, 0, None)
+"""Of a source that follows the table."""
 FIRST_XID = (1 << 32) - 9
 """So that the log's 32 bits wrap around."""
 TRUNCATE = -1
@@ -282,7 +288,8 @@ class Asked:
 
 class AddedSimulation(ChangesSimulation):
     """A table that is published while its log is read, by which its rows are read, too. A sender of the log knows what is
-    published by the transaction that it has seen last.
+    published by the transaction that it has seen last. Tasks of an engine read on where the one before has ended, by a reader
+    of their own, and a later attempt has the same: what the first one has kept, where the log alone would not have it.
     """
 
     def __init__(self, chunk: int) -> None:
@@ -290,7 +297,8 @@ class AddedSimulation(ChangesSimulation):
         super().__init__(chunk)
         self.chunks = []
         self.log = LogSplit(0, Origin("1", 1, 1), ())
-        self.settling, self.durable = Settling(), (self.state(), {})
+        self.durable = (self.state(), {})
+        self._start_task()
 
     def publish(self, chance: int) -> None:
         if not self.is_published and not chance % 4:
@@ -345,9 +353,27 @@ class AddedSimulation(ChangesSimulation):
             return False
         return super().is_new(seam, xid, change)
 
+    def _start_task(self) -> None:
+        assert self.log is not None
+        self.settling, self.start, self.start_copy = Settling(), self.log, dict(self.copy)
+
+    def end_task(self, chance: int) -> None:
+        """Some have another attempt before the next one starts: it has nothing to read where the first has kept its rows."""
+        assert self.log is not None
+        if chance % 2 and STAGE.repeats([self.start]):
+            self._read_again(self.log, self.copy)
+        self._start_task()
+
+    def _read_again(self, *first: Any) -> None:
+        self.log, self.copy = self.start, dict(self.start_copy)
+        while self.log.position.lsn < first[0].position.lsn:
+            super().read_log(0)
+        assert (self.log, self.copy) == first, f"{self.log}, {self.copy}, and the first attempt had {first}"
+        self.happened["another attempt"] += self.log != self.start
+
     def crash(self) -> None:
         super().crash()
-        self.settling = Settling()
+        self._start_task()
         assert self.log is not None
         self.happened["crash between chunks"] += partly_read(self.log, TABLE) is not None
 
@@ -363,7 +389,9 @@ class AddedSimulation(ChangesSimulation):
             self.read_chunk(0)
             self.read_log(3)
         while self.log.position.lsn < self.database.log_end:
+            self.end_task(1)
             self.read_log(3)
+        self.end_task(1)
         assert self.copy == self.database.rows, f"{self.copy}, and the table has {self.database.rows}"
 
 
@@ -387,7 +415,7 @@ ADDED = Adversary(
     AddedSimulation,
     1,
     (
-        {**_WRITES, "publish": 4, "read_chunk": 12, "read_log": 8, "checkpoint": 3, "crash": 1},
-        {**_WRITES, "publish": 8, "read_chunk": 16, "read_log": 4, "checkpoint": 4, "crash": 3},
+        {**_WRITES, "publish": 4, "read_chunk": 12, "read_log": 8, "checkpoint": 3, "crash": 1, "end_task": 1},
+        {**_WRITES, "publish": 8, "read_chunk": 16, "read_log": 4, "checkpoint": 4, "crash": 3, "end_task": 1},
     ),
 )

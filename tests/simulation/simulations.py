@@ -52,7 +52,7 @@ SIMULATIONS = (
         "truncate": 35, "crash in the log": 15,
     }),
     Searched(ADDED, 1000, changes.IN_ADDED, {
-        "chunk": 1000, "in a chunk": 100, "written before": 100, "crash between chunks": 50,
+        "chunk": 1000, "in a chunk": 60, "written before": 100, "crash between chunks": 50, "another attempt": 60,
     }),
     Searched(COMMITS, 500, commits.ALL, {
         "commit completed": 1050, "restart": 700, "Copy": 35, "fenced": 25, "fenced, and asks again": 60, "superseded": 40,

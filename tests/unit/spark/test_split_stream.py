@@ -207,6 +207,40 @@ def test_kept_rows_are_removed_when_their_batch_is_committed(shelf: Shelf, sight
         sight.run_task(task)
 
 
+def test_of_a_source_that_repeats_some_splits_the_rows_of_others_are_kept(shelf: Shelf, tmp_path: Path) -> None:
+    """A batch that was read of splits that it repeats is read again by a reader for that, whatever it repeats now."""
+
+    class Mixed(Feed):
+        repeatable = False
+        unknown: str | None = None
+
+        def repeats(self, splits: Sequence[Piece]) -> bool:
+            return self.unknown is None
+
+        def create_reader(self) -> ShelfReader:
+            if self.unknown is not None:
+                shelf.lists["a"][0] = self.unknown
+            return super().create_reader()
+
+        def create_replay_reader(self) -> ShelfReader:
+            return super().create_reader()
+
+    source = Mixed(shelf)
+    query = Query(SplitRead(source=source, checkpoint=str(tmp_path), stall_s=0.0))
+    shelf.add("a", "a0")
+    assert query.batch() == ["a0"]
+    assert not kept(query)
+    source.unknown = "x0"
+    assert query.run() == ["a0"]
+    shelf.add("a", "a1")
+    assert query.batch() == ["a1"]
+    assert len(kept(query)) == 1
+    shelf.lists["a"][1] = "x1"
+    assert query.run() == ["a1"]
+    query.planner.committed(query.offsets[-1])
+    assert not kept(query)
+
+
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
