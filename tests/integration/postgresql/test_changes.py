@@ -20,7 +20,7 @@ from headrace.connectors.postgresql.discovery import LogDiscovery, start_of_log
 from headrace.connectors.postgresql.replication import LogConnection
 from headrace.connectors.postgresql.source import Seam, Snapshot
 from headrace.connectors.postgresql.splits import LogSplit, Origin
-from headrace.enumerator import EmbeddedRun
+from headrace.enumerator import EmbeddedRun, Source
 from headrace.errors import DataLossError, UsageError
 from headrace.postgresql import ChangesSource, table_rows
 from headrace.runners.metrics import METRICS
@@ -691,6 +691,29 @@ def test_a_table_that_is_published_later_is_said_and_read_at_the_next_start(url:
     psql(url, "DROP TABLE public.later", "CREATE TABLE public.later (n int)", "ALTER PUBLICATION orders ADD TABLE public.later")
     with pytest.raises(DataLossError, match=r"table public.later was dropped and created again"):
         EmbeddedRun(source(), clock=time.monotonic, checkpoint=state)
+    psql(url, "DROP TABLE public.later")
+
+
+def test_a_table_that_a_query_of_spark_has_left_out_for_a_while_is_read_again(url: str) -> None:
+    """What was changed meanwhile was lost, and nothing said so."""
+    psql(url, "CREATE TABLE public.later (n int PRIMARY KEY)", "ALTER PUBLICATION orders ADD TABLE public.later")
+    psql(url, "DELETE FROM public.orders")
+
+    def stage(number: int, end: Any, *tables: str) -> Source[Any]:
+        return ChangesSource(url, tables=tables, publication="orders", slot=SLOT).source_of(number, end)
+
+    rows = stage(0, None, "orders", "later")
+    with EmbeddedRun(rows, clock=time.monotonic) as run:
+        chunks = [batch.split for _ in range(2) if (batch := run.poll(0.2)) is not None]
+    end, state, found = start_of_log(chunks), None, list[Any]()
+    for number, tables in enumerate([("orders", "later"), ("orders",), ("orders", "later")]):
+        with EmbeddedRun(stage(1, end, *tables), clock=time.monotonic, checkpoint=state) as run:
+            psql(url, f"INSERT INTO public.later VALUES ({number})", f"INSERT INTO public.orders VALUES ({number}, 'p', '')")
+            found += read_some(run, [2, 1, 4][number])
+            state = run.checkpoint()
+            run.checkpoint_completed()
+    read = [(row["_op"], row["public.later"]["n"]) for row in found if row.get("public.later")]
+    assert read == [("insert", 0), ("snapshot", 0), ("snapshot", 1), ("snapshot", 2)]
     psql(url, "DROP TABLE public.later")
 
 

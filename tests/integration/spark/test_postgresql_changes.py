@@ -68,8 +68,8 @@ def options(server: Database, query: Repeated) -> Iterator[dict[str, str]]:
     psql(server.url, "DROP PUBLICATION shop", "DROP TABLE public.orders")
 
 
-def table(server: Database) -> dict[tuple[int, str], object]:
-    return {(number, part): value for number, part, value in psql(server.url, "SELECT * FROM public.orders")}
+def table(server: Database, name: str = "orders") -> dict[tuple[int, str], object]:
+    return {(number, part): value for number, part, value in psql(server.url, f"SELECT * FROM public.{name}")}
 
 
 def copied(query: Query) -> dict[tuple[int, str], object]:
@@ -112,6 +112,40 @@ def test_a_batch_that_fails_in_the_log_is_read_again_and_the_slot_moves(
     assert copied(query) == table(server)
     ((lag,),) = psql(server.url, f"SELECT '{written}'::pg_lsn - confirmed_flush_lsn FROM pg_replication_slots")
     assert lag <= 0
+
+
+def test_a_table_that_is_added_is_read_by_the_next_query_and_its_batches_have_the_same_rows_again(
+    server: Database, options: dict[str, str], query: Repeated
+) -> None:
+    """The first batch of that query is one that has failed before the table was there."""
+    options = {**options, "tables": "orders*"}
+    query.run_available(options)
+    psql(server.url, "UPDATE public.orders SET value = value + 1 WHERE id < 5")
+    query.fails_after = max(query.batches) + 1
+    with pytest.raises(StreamingQueryException, match="injected failure"):
+        query.start(options).awaitTermination()
+    failed, before = max(query.batches) + 1, query.rows_before
+    psql(
+        server.url,
+        "CREATE TABLE public.orders_old (id int, part text, value numeric(9, 2), PRIMARY KEY (id, part))",
+        "INSERT INTO public.orders_old SELECT n, 'old', n FROM generate_series(1, 350) AS n",
+        "ALTER PUBLICATION shop ADD TABLE public.orders_old",
+    )
+    query.fails_after = failed + 1
+    with pytest.raises(StreamingQueryException, match="injected failure"):
+        query.start(options).awaitTermination()
+    old = [row["public.orders"] for row in query.batches[failed]]
+    assert old == [row["public.orders"] for row in before]
+    assert {row["_table"] for row in query.rows_before} == {"public.orders_old"}
+    psql(server.url, "DELETE FROM public.orders_old WHERE id % 5 = 0", "UPDATE public.orders_old SET value = -id")
+    query.run_available(options)
+    assert query.batches[failed + 1] == query.rows_before
+    copy = Copy()
+    for batch in sorted(query.batches):
+        copy.apply({**row.asDict(), **row[row["_table"]].asDict()} for row in query.batches[batch])
+    assert copy.rows == {**table(server), **table(server, "orders_old")}
+    assert not [path for path in Path(query.checkpoint, ROWS_FOLDER).rglob("*") if path.is_file()]
+    psql(server.url, "DROP TABLE public.orders_old")
 
 
 def test_a_frame_has_the_rows_and_needs_no_slot(spark: SparkSession, server: Database, options: dict[str, str]) -> None:
