@@ -99,9 +99,9 @@ class OpenTask(Generic[SplitT]):
                     batches.append(batch.records)
                     records, size = records + batch.records.num_rows, size + batch.records.nbytes
                     quiet_until = clock() + IDLE_S
-                elif batch.is_behind and not batches and clock() - started < self.stall_s:
-                    quiet_until = clock() + self.wait_s
-                    until = max(until, quiet_until)
+                elif batch.is_behind and clock() - started < self.stall_s:
+                    quiet_until = clock() + (IDLE_S if batches else self.wait_s)
+                    until = until if batches else max(until, quiet_until)
                 elif clock() >= quiet_until and not self.source.finite_splits:
                     break  # others' records only
         return batches, TaskEnds(ends, is_limited and bool(batches))

@@ -341,22 +341,26 @@ def test_available_now_waits_for_a_reader_that_is_behind(
     assert query.plan() is is_found
 
 
-@pytest.mark.parametrize(("behind_s", "found"), [(500.0, ["a0"]), (700.0, [])])
+@pytest.mark.parametrize(
+    ("behind_from_s", "behind_to_s", "found"),
+    [(0.0, 500.0, ["a0"]), (0.0, 700.0, []), (1.0, 9.0, ["a0", "a1"]), (1.0, 11.0, ["a0"])],
+)
 def test_a_task_waits_for_a_reader_that_is_behind(
-    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind_s: float, found: list[str]
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind_from_s: float, behind_to_s: float, found: list[str]
 ) -> None:
+    """Before it has a row up to where it stalls, and then as long as a task may take."""
     now = [0.0]
-    query = Query(SplitRead(source=Feed(shelf), checkpoint=str(tmp_path)))
-    shelf.add("a", "a0")
+    query = Query(SplitRead(source=Feed(shelf, batch_rows=1), checkpoint=str(tmp_path)))
+    shelf.add("a", "a0", "a1")
     assert query.plan()
     poll = ShelfReader.poll
 
     def late(reader: ShelfReader, timeout: float) -> SplitBatch[Piece] | None:
         now[0] += timeout
-        if now[0] >= behind_s:
+        if not behind_from_s < now[0] < behind_to_s:
             return poll(reader, timeout)
         nothing = pa.RecordBatch.from_pydict({"value": []}, schema=query.read.source.schema)
-        return SplitBatch(Piece("a"), nothing, is_behind=True)
+        return SplitBatch(Piece("a", int(behind_from_s)), nothing, is_behind=True)
 
     monkeypatch.setattr(ShelfReader, "poll", late)
     (task,) = query.tasks()
