@@ -288,8 +288,8 @@ class Asked:
 
 class AddedSimulation(ChangesSimulation):
     """A table that is published while its log is read, by which its rows are read, too. A sender of the log knows what is
-    published by the transaction that it has seen last. Tasks of an engine read on where the one before has ended, by a reader
-    of their own, and a later attempt has the same: what the first one has kept, where the log alone would not have it.
+    published by the transaction that it has seen last. Tasks of an engine read on where the previous one has ended, each by a
+    new reader, and a later attempt has the same: what the first one has kept, where the log alone would not have it.
     """
 
     def __init__(self, chunk: int) -> None:

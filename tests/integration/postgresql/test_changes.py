@@ -416,7 +416,7 @@ def test_a_table_that_the_log_lacks_is_read_by_its_reader(url: str, is_first: bo
 def test_a_table_that_the_log_lacks_is_read_by_tasks_of_spark_and_their_later_attempts_have_the_same_rows(
     url: str, tmp_path: Path
 ) -> None:
-    """Under writers, with queries that start again. A batch of before the table was published has none of its rows again."""
+    """Under writers, with queries that start again. A batch that is older than the table's entry has none of its rows again."""
     psql(url, "CREATE TABLE public.lines (id int PRIMARY KEY)", "ALTER PUBLICATION orders DROP TABLE public.orders")
     psql(url, "ALTER PUBLICATION orders ADD TABLE public.lines", "INSERT INTO public.lines VALUES (1)")
     (tmp_path / "metadata").touch()  # as Spark does
