@@ -64,6 +64,7 @@ from headrace.runners.local.coordinator import CoordinatorOrder, RunOutcome
 from headrace.runners.local.events import WorkerDied, WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
 from headrace.runners.local.processes import PROCESS_NAME, children_heed_signals, forked_apart, leave_signals_to_supervisor
+from headrace.runners.local.replan import Replanning
 from headrace.runners.local.rescale import (
     Rescaling,
     drop_requests,
@@ -1052,7 +1053,8 @@ def test_a_rescale_that_is_withdrawn_during_the_last_checkpoint_is_not_applied(
     tmp_path, monkeypatch, caplog, meanwhile, workers, said
 ):
     order = SimpleNamespace(settings=RunSettings(str(tmp_path), workers=2))
-    coordination, stops = part_of_coordination(order=order, rescaling=Rescaling(tmp_path, 2, ())), []
+    asked = {"rescaling": Rescaling(tmp_path, 2, ()), "replanning": Replanning(None)}
+    coordination, stops = part_of_coordination(order=order, **asked), []
 
     def ran():
         stops.extend(coordination._rescaling.is_to_stop() for _ in range(2))
