@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -52,10 +53,12 @@ def with_times(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
     return pa.list_(with_times(kind.value_type, time)) if pa.types.is_list(kind) else kind
 
 
-def as_times(values: pa.Array, kind: pa.DataType, zone: str, unfit: list[UnfitTimes], path: str = "") -> pa.Array:
+def as_times(
+    values: pa.Array, kind: pa.DataType, zone: str | Callable[[], str], unfit: list[UnfitTimes], path: str = ""
+) -> pa.Array:
     """A column of `as_texts(kind)` as one of `kind`. Other texts are null there, and added to `unfit`.
 
-    `zone`: that of texts without one, as `check_zone` has it. Raises UsageError if it is needed, and unknown.
+    `zone`: that of texts without one, or what returns it. Raises UsageError if it is needed, and unknown.
     """
     if values.type == kind:
         return values
@@ -92,7 +95,9 @@ def check_zone(zone: str) -> str:
     return name
 
 
-def _timestamps(texts: pa.Array, kind: pa.TimestampType, zone: str, unfit: list[UnfitTimes], path: str) -> pa.Array:
+def _timestamps(
+    texts: pa.Array, kind: pa.TimestampType, zone: str | Callable[[], str], unfit: list[UnfitTimes], path: str
+) -> pa.Array:
     try:
         return texts.cast(kind)
     except pa.ArrowInvalid:  # not all have a zone, or one has, or digits are to be cut, or one does not fit
@@ -106,7 +111,7 @@ def _timestamps(texts: pa.Array, kind: pa.TimestampType, zone: str, unfit: list[
     times = _cast(pc.if_else(has_zone, fitting, None), pa.timestamp(kind.unit, "UTC")).cast(kind)
     if not pc.all(has_zone, min_count=0).as_py():
         local = _cast(pc.if_else(has_zone, None, fitting), pa.timestamp(kind.unit))
-        times = pc.coalesce(times, local if kind.tz is None else _instants(local, check_zone(zone)).cast(kind))
+        times = pc.coalesce(times, local if kind.tz is None else instants(local, zone).cast(kind))
     if times.null_count > texts.null_count:
         unfit.append(UnfitTimes(pc.indices_nonzero(pc.and_(times.is_null(), texts.is_valid())), path, kind))
     return times
@@ -123,7 +128,9 @@ def _cast(texts: pa.Array, kind: pa.TimestampType) -> pa.Array:
     return pa.concat_arrays([_cast(texts.slice(0, half), kind), _cast(texts.slice(half), kind)])
 
 
-def _instants(local: pa.Array, zone: str) -> pa.Array:
+def instants(local: pa.Array, time_zone: str | Callable[[], str]) -> pa.Array:
+    """Timestamps without a zone as they are in this one. Raises UsageError where there is none of that name."""
+    zone = check_zone(time_zone if isinstance(time_zone, str) else time_zone())
     assume = functools.partial(pc.assume_timezone, timezone=zone, ambiguous="earliest")
     before, after = (assume(local, nonexistent=which) for which in ("earliest", "latest"))
     left_out = pc.not_equal(before, after)

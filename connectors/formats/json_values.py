@@ -138,8 +138,7 @@ class JsonFormat(ValueFormat):
 
     def _with_times(self, column: pa.Array, wrong: dict[int, str]) -> pa.Array:
         unfit: list[UnfitTimes] = []
-        zone = self._time_zone if isinstance(self._time_zone, str) else self._time_zone()
-        timed = as_times(column, self._type, zone, unfit)
+        timed = as_times(column, self._type, self._time_zone, unfit)
         for rows, path, kind in unfit:
             wrong |= dict.fromkeys(rows.to_pylist(), _unfit("", path, str(kind) if kind.tz else f"{kind} without a zone"))
         return without(timed, wrong) if unfit else timed

@@ -66,7 +66,10 @@ OPTIONS = OptionTable(
             "fail_on_data_loss",
         ),
         Option(
-            "timeZone", zone, "of JSON times without a zone. Default: the session's, `spark.sql.session.timeZone`", "time_zone"
+            "timeZone",
+            zone,
+            "of times without a zone in JSON and in names of folders. Default: the session's, `spark.sql.session.timeZone`",
+            "time_zone",
         ),
         Option(
             "splitBytes", integer(1), "larger files are read in pieces of at most this size. Default 128 MiB", "split_bytes"

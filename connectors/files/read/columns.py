@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 from urllib.parse import unquote
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from headrace.connectors.base.dead_letters import DEAD_LETTER, LETTER_TYPE, BadParts, letter_column
 from headrace.connectors.files.read.split import FileSplit, shown
+from headrace.connectors.formats.json_times import instants
 from headrace.enumerator.errors import CorruptDataError, UsageError
 
 BadRecords = Literal["fail", "keep", "skip"]
@@ -87,10 +88,13 @@ class Columns:
                 raise UsageError(f"there is no column {name!r}{hint}: there are {', '.join(known)}")
         return pa.schema([known[name] for name in self.asked])
 
-    def of_file(self, path: str) -> FileColumns:
-        """What is to be read of a file with this path. Raises CorruptDataError for a value of a partition that does not fit."""
+    def of_file(self, path: str, time_zone: str | Callable[[], str]) -> FileColumns:
+        """What is to be read of a file with this path, whose times are in that zone if they state none.
+
+        Raises CorruptDataError for a value of a partition that does not fit.
+        """
         wanted = pa.schema([each for each in self.schema if each.name in self.data.names])
-        values = partition_values(path, wanted)
+        values = partition_values(path, wanted, time_zone)
         in_file = pa.schema([each for each in wanted if each.name not in values])
         return FileColumns(self, in_file, values, frozenset(partition_keys(path)))
 
@@ -186,8 +190,8 @@ def _parts(path: str) -> list[tuple[str, str]]:
     return [(unquote(name), value) for name, equals, value in parts if equals]
 
 
-def partition_values(path: str, schema: pa.Schema) -> dict[str, pa.Scalar]:
-    """The values that a path has for columns of this schema, in their types."""
+def partition_values(path: str, schema: pa.Schema, time_zone: str | Callable[[], str]) -> dict[str, pa.Scalar]:
+    """The values that a path has for columns of this schema, in their types. `time_zone`: of times that state none."""
     found: dict[str, pa.Scalar] = {}
     for name, value in _parts(shown(path)):
         if name not in schema.names:
@@ -195,18 +199,18 @@ def partition_values(path: str, schema: pa.Schema) -> dict[str, pa.Scalar]:
         if name in found:
             raise CorruptDataError(f"the path has a value for {name!r} twice")
         try:
-            found[name] = _partition_value(value, schema.field(name).type)
+            found[name] = _partition_value(value, schema.field(name).type, time_zone)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
             raise CorruptDataError(f"the path has a value that is not of the schema's type: {error}") from error
     return found
 
 
-def _partition_value(value: str, kind: pa.DataType) -> pa.Scalar:
+def _partition_value(value: str, kind: pa.DataType, time_zone: str | Callable[[], str]) -> pa.Scalar:
     if value == _HIVE_NULL:
         return pa.scalar(None, kind)
     text = pa.scalar(unquote(value, errors="strict"))
     if pa.types.is_timestamp(kind) and kind.tz is not None and not _HAS_ZONE.search(text.as_py()):
-        text = text.cast(pa.timestamp(kind.unit))  # which is then one in UTC
+        return instants(pa.array([text.as_py()]).cast(pa.timestamp(kind.unit)), time_zone).cast(kind)[0]
     if pa.types.is_time(kind):  # which Arrow casts from no text
         text = pa.scalar(f"1970-01-01 {text}").cast(pa.timestamp(kind.unit))
     found = text.cast(kind)

@@ -32,7 +32,7 @@ _PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 @dataclass(frozen=True)
 class ReadFormat:
-    """A format by its name, how CSV is written, and the zone of JSON's times. Raises UsageError for what there is not."""
+    """A format by its name, how CSV is written, and the zone of times that have none. Raises UsageError for what is none."""
 
     name: str
     csv: Csv

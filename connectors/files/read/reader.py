@@ -127,7 +127,7 @@ class _OpenPiece:
                 "the schema, so that it is the same everywhere"
             )
         self._check_same()
-        self._columns = plan.columns.of_file(split.path)
+        self._columns = plan.columns.of_file(split.path, plan.format.time_zone)
         self._file = self._folder.open(split.path)
         return plan.format.read(self._file, split, self._columns, plan.batch_rows)
 

@@ -53,7 +53,8 @@ class FileSource(Source[FileSplit]):
       "skip" leaves it out, and counts it. A file that is bad in its middle is one bad record, and is not read further.
     - `after_read`: "delete" (also of a file that cannot be read, where that does not fail), or "archive:" and a folder of the
       same filesystem, for files whose rows are durable; such files are not split. Default: they stay.
-    - `time_zone` (default "UTC"): that of JSON's times without one, where the type has zones, or what returns it.
+    - `time_zone` (default "UTC"): that of times without one in JSON and in names of folders, where the type has zones, or what
+      returns it.
     - `split_bytes`: larger files are read in pieces of at most this size (default 128 MiB), except Avro, packed files and CSV
       with newlines in values. `batch_rows`: rows of a record batch (default 65,536).
     - `storage_options`: for fsspec, such as keys; never shown. `filesystem`: one of fsspec's or pyarrow's in place of a URL.
@@ -93,7 +94,7 @@ class FileSource(Source[FileSplit]):
             raise UsageError(f"discovery_interval_s must be positive seconds, not {self.discovery_interval_s!r}")
         self.plan: FilePlan = FilePlan(
             fspath(path),
-            ReadFormat("csv", format) if isinstance(format, Csv) else ReadFormat(_name(format), _NO_CSV, time_zone),
+            ReadFormat("csv", format, time_zone) if isinstance(format, Csv) else ReadFormat(_name(format), _NO_CSV, time_zone),
             None if schema is None else plain_schema(schema),
             None if columns is None else tuple(columns),
             watch=watch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from headrace import Pipeline
@@ -247,6 +247,11 @@ def test_json_times_are_those_of_from_json_in_the_sessions_zone(spark, kafka, qu
             found = ours.selectExpr("offset", "unix_micros(value.t) AS t").collect()
             assert sorted(found) == sorted(wanted), zone
             assert sum(row.t is None for row in found) == 1
+        with pytest.raises(PythonException, match="do not hand on that of the session: give the option timeZone"):
+            ours.rdd.collect()
+        assert spark.read.format("headrace").options(**typed, timeZone=zone).schema(ours.schema).load().rdd.count() == len(
+            TIMES
+        )
         spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
         stream = spark.readStream.format("headrace").options(**typed).schema("value struct<t timestamp>").load()
         query.start_frame(stream, availableNow=True).awaitTermination()

@@ -98,6 +98,14 @@ def test_what_spark_writes_is_read_with_its_times_and_with_columns_of_the_source
         finally:
             spark.conf.unset("spark.sql.session.timeZone")
         assert sorted(map(tuple, rows), key=str) == [(1719828000, "f", None), (None, "f", b"bad")]
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        named = spark.sql("SELECT 1 AS id, TIMESTAMP'2024-07-01 10:00:00' AS t, TIMESTAMP_NTZ'2024-07-01 10:00:00' AS n")
+        named.write.partitionBy("t", "n").parquet(str(tmp_path / "named"))
+        read = spark.read.format("headrace").option("connector", "files").schema(named.schema)
+        assert read.load(str(tmp_path / "named")).collect() == named.collect()
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
 
 
 def test_a_stream_keeps_the_schema_that_it_has_inferred(spark, tmp_path):
