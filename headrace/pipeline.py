@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headrace._extras import needs_extra
 from headrace.enumerator.errors import UsageError
 from headrace.runners.local.settings import RunSettings
-from headrace.runners.pipeline import PipelineSpec
+from headrace.runners.pipeline import PickledPipeline, PipelineSpec
 
 if TYPE_CHECKING:
     from apache_beam.pipeline import Pipeline as BeamPipeline
@@ -63,14 +62,7 @@ class Pipeline(PipelineSpec):
             chosen = RunSettings(**settings)
         except TypeError as error:
             raise UsageError(f"run: {error}; see RunSettings for its arguments") from error
-        try:
-            pickle.dumps(self)
-        except Exception as error:
-            raise UsageError(
-                f"the pipeline cannot be sent to its processes ({error}): its transform must be a function at the top of a "
-                "module, its source and sink must be picklable"
-            ) from error
-        return supervise(self, chosen, forked_apart)
+        return supervise(PickledPipeline.of(self), chosen, forked_apart)
 
     def start_on_spark(
         self,

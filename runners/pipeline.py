@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -52,10 +53,6 @@ class PipelineSpec:
         if not outputs.is_exactly_once:
             self.source.check_at_least_once()
 
-    def load(self) -> PipelineSpec:
-        """Itself: called in the processes of a run."""
-        return self
-
     def modules(self) -> list[str]:
         """What its processes may have loaded before they are forked."""
         parts = (self.source, *self.outputs.sinks.values())
@@ -96,6 +93,39 @@ class PipelineSpec:
                 what = f"a batch for the output {name!r}, which there is not" if name else "a batch without an output"
                 raise WrongOutputError(f"the transform gave {what}; {_known(outputs)}")
             yield name, rows
+
+
+@dataclass(frozen=True)
+class PickledPipeline:
+    """A pipeline on its way to the processes of a run. `names`: modules that these may have loaded before they are forked."""
+
+    pickled: bytes
+    names: list[str]
+
+    @classmethod
+    def of(cls, pipeline: PipelineSpec) -> Self:
+        """Raises UsageError for one that cannot be pickled."""
+        try:
+            return cls(pickle.dumps(pipeline), pipeline.modules())
+        except Exception as error:
+            raise UsageError(
+                f"the pipeline cannot be sent to its processes ({error}): its transform must be a function at the top of a "
+                "module, its source and sink must be picklable"
+            ) from error
+
+    def load(self) -> PipelineSpec:
+        """The pipeline: called in the processes of a run. Raises UsageError for what they cannot find."""
+        try:
+            return cast("PipelineSpec", pickle.loads(self.pickled))  # noqa: S301 - of our own parent
+        except (AttributeError, ImportError) as error:
+            raise UsageError(
+                f"a process of the run cannot find a part of the pipeline ({error}): functions and classes that it uses must "
+                "be at the top of a file, not in a notebook, on a command line or under if __name__ == '__main__'"
+            ) from error
+
+    def modules(self) -> list[str]:
+        """See the class."""
+        return self.names
 
 
 def _known(outputs: Outputs) -> str:

@@ -125,7 +125,7 @@ def replay_command(
     from headrace.connectors.kafka.write.sink import KafkaSink
     from headrace.runners.local.processes import forked_apart
     from headrace.runners.local.supervisor import supervise
-    from headrace.runners.pipeline import PipelineSpec
+    from headrace.runners.pipeline import PickledPipeline, PipelineSpec
 
     given = client.client_properties()
     reader = TopicReader(client.connect(), given)
@@ -133,7 +133,8 @@ def replay_command(
     replay = Replay(sink, topic, selection.wanted(), max_replays, to)
     source = replace(reader.source(topic, COLUMNS), fail_on_data_loss=False)  # retention may have deleted unread ones
     with own_folder(checkpoints, replay) as settings:
-        supervise(PipelineSpec(source, sink, replay), settings, forked_apart, text_report(settings.folder))
+        pipeline = PickledPipeline.of(PipelineSpec(source, sink, replay))
+        supervise(pipeline, settings, forked_apart, text_report(settings.folder))
     reader.note_hidden(topic)
 
 

@@ -55,7 +55,7 @@ from headrace.runners.local.savepoints import begin_with, given_savepoint, make_
 from headrace.runners.local.settings import Retention, RunSettings
 from headrace.runners.local.storage.places import run_files, usable
 from headrace.runners.local.worker_pool import WorkerPool
-from headrace.runners.pipeline import PipelineSpec
+from headrace.runners.pipeline import PickledPipeline, PipelineSpec
 from headrace.runners.restarts import Restarts
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class CoordinatorOrder:
     coordinators have.
     """
 
-    pipeline: PipelineSpec | PipelineFile
+    pipeline: PickledPipeline | PipelineFile
     settings: RunSettings
     version: str
     started_s: float

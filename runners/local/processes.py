@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -21,6 +22,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext, ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+from headrace.enumerator.errors import UsageError
 
 PROCESS_NAME = "headrace run: "
 """What the names of a run's processes start with."""
@@ -48,8 +51,10 @@ def forked(modules: Iterable[str]) -> ForkContext:
 def forked_apart(modules: Iterable[str]) -> ForkServerContext:
     """Processes forked from a server that has these modules loaded: for a process with a user's threads and connections.
 
-    The modules are of no effect after the first process of it.
+    The modules are of no effect after the first process of it. Raises UsageError for a program that its processes cannot load.
     """
+    if getattr(sys.modules["__main__"], "__file__", None) == "<stdin>":
+        raise UsageError("the program comes from standard input, and the processes of a run load its file: put it into one")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", *modules])
     return context

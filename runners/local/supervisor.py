@@ -30,7 +30,7 @@ from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, P
 from headrace.runners.local.rescale import RescaleRequest, read_requests
 from headrace.runners.local.settings import RunSettings
 from headrace.runners.local.storage.places import make_machine_folder
-from headrace.runners.pipeline import PipelineSpec
+from headrace.runners.pipeline import PickledPipeline
 from headrace.runners.restarts import GiveUp, Restarts
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ LOOK_S = 1.0
 
 
 def supervise(
-    job: PipelineSpec | PipelineFile, settings: RunSettings, processes: Starting, watch: Callable[[], None] = lambda: None
+    job: PickledPipeline | PipelineFile, settings: RunSettings, processes: Starting, watch: Callable[[], None] = lambda: None
 ) -> Path | None:
     """Run until the source is finished, a signal stops it, or it has failed for good. See `Pipeline.run`.
 
@@ -70,7 +70,10 @@ def supervise(
 
 
 def _supervise(
-    job: PipelineSpec | PipelineFile, settings: RunSettings, context: ForkContext | ForkServerContext, watch: Callable[[], None]
+    job: PickledPipeline | PipelineFile,
+    settings: RunSettings,
+    context: ForkContext | ForkServerContext,
+    watch: Callable[[], None],
 ) -> Path | None:
     restarts = Restarts(settings.restart)
     order = CoordinatorOrder(job, settings, version("headrace"), time.time(), _asked_before(settings.folder), restarts)

@@ -27,7 +27,7 @@ from headrace.enumerator.progress import ReaderProgress
 from headrace.enumerator.source import SplitBatch
 from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.processes import children_heed_signals, leave_signals_to_supervisor
-from headrace.runners.pipeline import PipelineSpec
+from headrace.runners.pipeline import PickledPipeline, PipelineSpec
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class WorkerOrder:
     `linger_s`: how long records may wait for others (`RunSchedule`).
     """
 
-    pipeline: PipelineSpec | PipelineFile
+    pipeline: PickledPipeline | PipelineFile
     address: str
     number: int
     first: Mapping[str, Attempt]

@@ -17,7 +17,7 @@ from headrace.runners.local.events import AssignSplits, NotifyCheckpointStored, 
 from headrace.runners.local.processes import WorkerProcesses
 from headrace.runners.local.settings import RunSettings
 from headrace.runners.local.worker import WorkerOrder, work
-from headrace.runners.pipeline import PipelineSpec
+from headrace.runners.pipeline import PickledPipeline, PipelineSpec
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        job: PipelineSpec | PipelineFile,
+        job: PickledPipeline | PipelineFile,
         pipeline: PipelineSpec,
         settings: RunSettings,
         version: str,

@@ -84,6 +84,7 @@ from headrace.runners.local.supervisor import CoordinatorProcess, _asked_before,
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire.messages import PROTOCOL, RunMessages, check_hello, hello
 from headrace.runners.local.worker import described, transform_error
+from headrace.runners.pipeline import PickledPipeline
 from headrace.runners.restarts import GiveUp, Restarts
 from headrace.testing import (
     FakeKafka,
@@ -133,6 +134,10 @@ def store(tmp_path):
 def add_workers(store, *numbers):
     for number in numbers:
         store.add_worker(number)
+
+
+def sent_pipeline():
+    return PickledPipeline.of(pipeline_in_memory())
 
 
 def pipeline_in_memory(*transform):
@@ -1081,7 +1086,7 @@ def test_a_second_start_by_mistake_does_not_withdraw_a_rescale(tmp_path, monkeyp
     request_rescale(tmp_path, 3)
     asked = read_requests(tmp_path)
     with pytest.raises(FencedError, match="another run works with these checkpoints"):
-        supervise(pipeline_in_memory(), RunSettings(str(tmp_path)), forked_apart)
+        supervise(sent_pipeline(), RunSettings(str(tmp_path)), forked_apart)
     assert read_requests(tmp_path) == asked
     assert [order.passed_over for order in orders] == [asked]
 
@@ -1124,14 +1129,16 @@ def test_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monk
 
     monkeypatch.setattr("headrace.runners.local.supervisor.CoordinatorProcess.run", run)
     with pytest.raises(RunFailedError, match="injected; not restarted"):
-        supervise(pipeline_in_memory(), RunSettings(str(tmp_path), restart=FixedDelay(4, 0.0)), forked_apart)
+        supervise(
+            PickledPipeline.of(pipeline_in_memory()), RunSettings(str(tmp_path), restart=FixedDelay(4, 0.0)), forked_apart
+        )
     assert len(lifetimes) == 3  # of a worker and a coordinator each, and the fifth failure is one too many
 
 
 @pytest.mark.parametrize("run", [None, "run-x"])
 def test_a_coordinator_after_the_first_gets_the_checkpoints_of_its_own_command_only(tmp_path, monkeypatch, run):
-    restarts, store = Restarts(FixedDelay(1, 0.0)), Mock(side_effect=FencedError)
-    orders = [CoordinatorOrder(pipeline_in_memory(), RunSettings(str(tmp_path)), "", 0.0, (), restarts, run) for _ in range(2)]
+    restarts, store, sent = Restarts(FixedDelay(1, 0.0)), Mock(side_effect=FencedError), Mock(load=pipeline_in_memory)
+    orders = [CoordinatorOrder(sent, RunSettings(str(tmp_path)), "", 0.0, (), restarts, run) for _ in range(2)]
     order = replace(orders[0], restarted=1)
     monkeypatch.setattr(coordinator, "CheckpointStore", store)
     monkeypatch.setattr(coordinator, "has_run", lambda _: True)
@@ -1146,7 +1153,9 @@ def test_a_coordinator_that_cannot_be_started_is_a_failure_that_the_restart_stra
     refused = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr("tempfile.TemporaryDirectory", refused)
     with pytest.raises(RunFailedError, match=r"no coordinator could be started: .*No space left.*restarted 2 times"):
-        supervise(pipeline_in_memory(), RunSettings(str(tmp_path), restart=FixedDelay(2, 0.0)), forked_apart)
+        supervise(
+            PickledPipeline.of(pipeline_in_memory()), RunSettings(str(tmp_path), restart=FixedDelay(2, 0.0)), forked_apart
+        )
     assert refused.call_count == 3
 
 

@@ -511,6 +511,34 @@ def test_a_script_that_calls_run_at_its_top_is_reported_so_and_not_run_again_and
     assert not kafka.records("out")
 
 
+GUARDED = """
+from headrace import Pipeline
+from headrace.kafka import KafkaSink, KafkaSource, Latest
+
+if __name__ == "__main__":
+    def copied(batch):
+        return batch
+
+    source = KafkaSource({0!r}, topics=["in"], stop=Latest(), columns=["key", "value"])
+    Pipeline(source, KafkaSink({0!r}, topic="out"), copied).run(checkpoints={1!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [("a file", "cannot find a part"), ("-c", "cannot find a part"), ("-", "comes from standard input")]
+)
+def test_a_function_that_no_other_process_finds_ends_the_run_at_once(kafka, tmp_path, given, said):
+    """Of a notebook, or under the guard: the coordinator died of it before it could tell, and was started again for ever."""
+    code = GUARDED.format(kafka.bootstrap, str(tmp_path / "checkpoints"))
+    (tmp_path / "script.py").write_text(code)
+    arguments = {"a file": [tmp_path / "script.py"], "-c": ["-c", code], "-": ["-"]}[given]
+    command, environment = [sys.executable, *arguments], os.environ | {"PYTHONPATH": python_path()}
+    done = subprocess.run(command, input=code, capture_output=True, text=True, check=False, env=environment, timeout=TIMEOUT_S)
+    assert done.returncode == 1
+    assert said in done.stderr.splitlines()[-1]
+    assert "starts again" not in done.stderr
+
+
 def test_what_no_worker_can_do_ends_the_run_without_a_restart(kafka, tmp_path):
     produce(kafka, 0, 3)
     source = KafkaSource(kafka.bootstrap, topics=["in"], columns=["key", "timestamp"])
