@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from apache_beam.utils.timestamp import Duration, Timestamp
 
-from headrace.connectors.beam.values import UNFIT, array_of, cast_exactly, fields_of
+from headrace.connectors.beam.values import UNFIT, array_of, cast_exactly, check_nulls, fields_of
 from headrace.enumerator.errors import UsageError
 
 VALUE = "value"
@@ -58,6 +58,7 @@ def _batch(columns: Sequence[Any], schema: pa.Schema, made: Callable[[Any, pa.Da
     for field, column in zip(schema, columns, strict=True):
         try:
             arrays.append(made(column, field.type, field.name))
+            check_nulls(arrays[-1], field, field.name)
         except UNFIT as error:
             raise UsageError(f"column {field.name!r} cannot hold what the source gives as {field.type}: {error}") from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

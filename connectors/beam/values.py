@@ -79,6 +79,12 @@ def cast_exactly(given: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
     return made
 
 
+def check_nulls(made: pa.Array, field: pa.Field, path: str, expected: int = 0) -> None:
+    """Raise ArrowInvalid for nulls beyond those that are `expected`, where the field says that it has none."""
+    if not field.nullable and made.null_count > expected:
+        raise pa.ArrowInvalid(f"{path} is never null by its schema, and a value of it is")
+
+
 def fields_of(value: object) -> Mapping[Any, Any] | None:
     """What a row, a named tuple or a mapping has by name; None of anything else."""
     if isinstance(value, Row):
@@ -97,6 +103,8 @@ def _structs(values: Sequence[Any], wanted: pa.DataType, path: str, unchanged: S
         )
         for field in wanted
     ]
+    for part, field in zip(parts, wanted, strict=True):
+        check_nulls(part, field, f"{path}.{field.name}", found.count(None))
     return pa.StructArray.from_arrays(parts, fields=list(wanted), mask=pa.array([each is None for each in found], pa.bool_()))
 
 

@@ -209,6 +209,11 @@ def _pair(element: Any) -> dict[str, Any]:
 
 
 def _row(element: Any, topic: str) -> dict[str, Any]:
+    parts = (element, *(getattr(element, "headers", None) or ()))
+    for each in parts:
+        if not (hasattr(each, "key") and hasattr(each, "value")):
+            kind = type(each).__name__
+            raise UsageError(f"WriteToKafka with with_headers takes rows, and headers, with a key and a value, not {kind}")
     headers, timestamp = getattr(element, "headers", None), getattr(element, "timestamp", None)
     is_read = hasattr(element, "offset")
     return {

@@ -10,6 +10,8 @@ import pyarrow.compute as pc
 from apache_beam.io.iobase import WatermarkEstimator
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration, Timestamp
 
+from headrace.enumerator.errors import UsageError
+
 IDLE_LAG = Duration(seconds=2)
 """The watermark of a split that is caught up stays this far behind the clock, for records under way to it: KafkaIO's figure."""
 
@@ -36,8 +38,12 @@ class ColumnTime:
     column: str
 
     def micros(self, batch: pa.RecordBatch) -> pa.Int64Array:
-        """From a timestamp column of any unit; nanoseconds are cut."""
-        column = batch.column(self.column)
+        """From a timestamp column of any unit; nanoseconds are cut. Raises UsageError for a column that is none."""
+        place = batch.schema.get_field_index(self.column)
+        if place < 0 or not pa.types.is_timestamp(batch.schema.types[place]):
+            found = f"it is {batch.schema.types[place]}" if place >= 0 else f"there are {', '.join(batch.schema.names)}"
+            raise UsageError(f"event times are those of a timestamp column, and {self.column!r} is none: {found}")
+        column = batch.column(place)
         times = column.cast(pa.timestamp("us", tz="UTC"), safe=column.type.unit != "ns").cast(pa.int64())
         return times.fill_null(MIN_TIMESTAMP.micros)
 

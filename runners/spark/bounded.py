@@ -88,7 +88,7 @@ def converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         return batch
     try:
         return batch.cast(schema)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (ValueError, pa.ArrowNotImplementedError) as error:  # ValueError: also of nulls where the schema has none
         raise UsageError(f"Spark cannot hold what the source gives: {error}") from error
 
 

@@ -16,7 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.split import OffsetSplitT, SplitT
@@ -43,7 +43,7 @@ def _wanted_columns(read: LogRead[OffsetSplitT], wanted: StructType) -> list[str
     """The names in `wanted`, in its order. Raises UsageError for an unknown column, a wrong type or NOT NULL."""
     there = {field.name: field for field in spark_schema(read.source.schema).fields}
     wrong = [
-        f"{field.name} {field.dataType.simpleString()}{'' if field.nullable else ' not null'}"
+        f"{field.name} {field.dataType.simpleString()}{' not null' if _is_never_null(field) else ''}"
         for field in wanted.fields
         if field.name not in there or not field.nullable or field.dataType != there[field.name].dataType
     ]
@@ -52,6 +52,12 @@ def _wanted_columns(read: LogRead[OffsetSplitT], wanted: StructType) -> list[str
         problem = f"cannot read {', '.join(wrong)}" if wrong else "needs at least one column, each once"
         raise UsageError(f"the schema {problem}; it may hold these columns, in any order: {columns}")
     return list(wanted.names)
+
+
+def _is_never_null(field: StructField) -> bool:
+    """Whether the column, or a part of it, is said to be never null."""
+    stored = json.dumps(field.jsonValue())
+    return any(f'"{name}": false' in stored for name in ("nullable", "containsNull", "valueContainsNull"))
 
 
 class SplitsPartition(InputPartition, Generic[SplitT]):

@@ -187,6 +187,7 @@ class TestColumns:
     @pytest.mark.parametrize(("schema", "message"), [
         ("valu binary", "cannot read valu binary"), ("value string", "cannot read value string"),
         ("value binary not null", "cannot read value binary not null"),
+        ("headers array<struct<key:string not null,value:binary>>", "cannot read headers array<.*>> not null"),
     ])  # fmt: skip
     def test_others_are_refused_with_those_there_are(self, read, filled, schema, message):
         with pytest.raises(AnalysisException, match=rf"{message}; it may hold these columns.*timestampType int"):

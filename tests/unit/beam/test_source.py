@@ -237,11 +237,15 @@ class TestSchemas:
             ({"id": 2**70, "name": "a"}, "column 'id' cannot hold"),
             (pa.table({"id": [1]}), "a table of the source has no name; it has id"),
             (pa.table({"id": ["x"], "name": ["a"]}), "column 'id' cannot hold"),
+            ({"id": None, "name": "a"}, "column 'id' cannot hold .* never null"),
+            (pa.table({"id": pa.nulls(1, pa.int64()), "name": ["a"]}), "column 'id' cannot hold .* never null"),
         ],
     )
     def test_what_does_not_fit_is_refused_by_name(self, element, complaint):
         with pytest.raises(UsageError, match=complaint):
-            all_rows(element, schema=beam_files.SCHEMA)
+            all_rows(
+                element, schema=pa.schema([beam_files.SCHEMA.field("id").with_nullable(False), beam_files.SCHEMA.field("name")])
+            )
 
     @pytest.mark.parametrize(
         ("value", "wanted"),

@@ -89,6 +89,7 @@ def test_a_value_is_held_as_it_is(value: Any, kind: pa.DataType, held: Any) -> N
         ({"k": 1.5}, pa.map_(pa.string(), pa.int64())),
         ({"k": WHEN}, pa.map_(pa.string(), pa.date32())),
         ({None: 1}, pa.map_(pa.string(), pa.int64())),
+        ([Point(None)], pa.list_(pa.struct([pa.field("x", pa.int64(), nullable=False), ("y", pa.int64())]))),
         (Point(WHEN), pa.struct([("x", pa.date32()), ("y", pa.int64())])),
         *((value, pa.struct([("x", pa.int64())])) for value in (Point(1), (1, 2), 7)),
         *((value, pa.list_(pa.int64())) for value in (7, b"ab")),
@@ -192,6 +193,12 @@ def test_a_record_has_the_time_of_its_row(at: Any) -> None:
     assert second == {"key": None, "value": None, "headers": None, "partition": None, "timestamp": None, "topic": "t"}
 
 
+@pytest.mark.parametrize("element", [{"key": b"k", "value": b"v"}, beam.Row(key=b"k", value=b"v", headers=[("h", b"v")])])
+def test_what_is_no_row_is_refused_by_its_type(element: Any) -> None:
+    with pytest.raises(UsageError, match=r"with_headers takes rows, and headers, with a key and a value, not (dict|tuple)"):
+        batches_of(element)
+
+
 @pytest.mark.parametrize(
     ("named", "said"),
     [
@@ -255,3 +262,6 @@ def test_records_as_they_were_read_are_copied_to_the_topic_that_is_given() -> No
 def test_nanoseconds_are_a_time_of_events() -> None:
     times = pa.record_batch({"at": pa.array([1_500, -1_500, None], pa.timestamp("ns"))})
     assert ColumnTime("at").micros(times).to_pylist()[0] == 1
+    for name in ("no", "n"):
+        with pytest.raises(UsageError, match=f"a timestamp column, and '{name}' is none: (it is int64|there are at, n)"):
+            ColumnTime(name).micros(times.append_column("n", pa.array([1, 2, 3])))

@@ -17,7 +17,7 @@ from headrace.connectors.tables.delta import DeltaSink
 from headrace.connectors.tables.iceberg import IcebergSink
 from headrace.enumerator.errors import UsageError
 from headrace.spark.connectors import planned_batch_write, planned_stream_write, reading
-from headrace.spark.files_read import file_stream_reader
+from headrace.spark.files_read import file_reader, file_stream_reader
 from headrace.spark.files_write import file_write
 from headrace.spark.kafka_write import kafka_write
 from headrace.spark.table_write import delta_write, iceberg_write
@@ -213,6 +213,12 @@ class TestFiles:
         for path in ("file:/t/city=a%2Fb", "file:///t/city=a%2Fb", "/t/city=a%2Fb"):
             assert file_write({"path": path}).sink.path == "/t/city=a%2Fb"
             assert file_stream_reader({"path": path}, StructType(), None)._job.source.plan.path == "/t/city=a%2Fb"
+
+    def test_options_of_streams_are_ignored_in_batch_queries_with_a_warning(self, caplog):
+        file_reader({"path": "/t", "cleanSource": "delete"}, SCHEMA, None)
+        assert "cleanSource option ignored in batch queries" in caplog.text
+        with pytest.raises(UsageError, match="'startFromSavepoint' is for streaming queries"):
+            file_reader({"path": "/t", "startFromSavepoint": "/s"}, SCHEMA, None)
 
     def test_json(self):
         assert file_write({"path": "/tmp/out", "fileformat": "json"}).sink == FileSink("/tmp/out", FileFormat.JSON_LINES)
