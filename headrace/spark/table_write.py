@@ -45,7 +45,8 @@ def _options(place: Option, store: Option, partitions: str, compression: str) ->
         Option(
             "partitionBy",
             _parts,
-            f"{partitions} to partition a new table by, separated by commas; a table that exists stays as it is",
+            f"{partitions} to partition a new table by, separated by commas; a table that exists stays as it is. "
+            "`writeStream.partitionBy(...)` has no effect: Spark does not hand it on",
         ),
         Option(
             "mergeSchema",
