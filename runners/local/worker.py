@@ -66,7 +66,7 @@ def work(order: WorkerOrder) -> None:
     stream = WorkerStream(order.address, order.number, order.version, order.heartbeat_s)
     try:
         _Worker(order, stream).run()
-    except Exception as error:  # noqa: BLE001 - it is sent to the coordinator, which decides
+    except BaseException as error:  # noqa: BLE001 - also what a user's function raises; the coordinator decides
         from headrace.runners.local.wire import run_pb2 as pb
 
         is_final, is_unclassified = isinstance(error, FINAL), isinstance(error, UnclassifiedError)
@@ -174,7 +174,7 @@ class _Worker:
             made = list(self._pipeline.routed(batch.records)) if batch.records.num_rows else []
         except WrongOutputError:
             raise
-        except (Exception, SystemExit) as error:  # the user's function does not decide that the process ends
+        except BaseException as error:  # the user's function does not decide that the process ends, nor does asyncio
             before = self._progress.snapshot()[batch.split.split_id].split
             raise transform_error(self._pipeline, batch.records.num_rows, before, batch.split) from error
         self._counts["records_in"] += batch.records.num_rows

@@ -18,6 +18,7 @@ from tests.unit.local.test_processes import TIMEOUT_S, Run, produce, seen
 pytestmark = [pytest.mark.full, pytest.mark.timeout(280)]
 
 HEAD = """
+import asyncio
 import os
 import re
 import sys
@@ -54,6 +55,8 @@ def bad(batch):
             time.sleep(60)
     if is_told("raises"):
         raise ValueError("a bug of the user's")
+    if is_told("is cancelled"):
+        raise asyncio.CancelledError("a task of asyncio")
     if is_told("calls exit"):
         sys.exit(3)
     if is_told("ends the process"):
@@ -74,6 +77,7 @@ SAID = {
     "forks": "",
     "prints": "",
     "raises": r"worker \d+: the transform failed on a batch of .*: ValueError: a bug of the user's \(.*of_this_test.py:\d+\)",
+    "is cancelled": r"worker \d+: the transform failed on a batch of .*: CancelledError: a task of asyncio",
     "calls exit": r"worker \d+: the transform failed on a batch of .*: SystemExit: 3 \(.*job_of_this_test.py:\d+\)",
     "ends the process": r"worker \d+: its process ended with status 4; its splits go to the others",
     "keeps the lock of Python": r"worker \d+: nothing was heard of it for 2 s; its splits go to the others",
