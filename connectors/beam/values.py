@@ -80,7 +80,7 @@ def cast_exactly(given: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
 
 
 def check_nulls(made: pa.Array, field: pa.Field, path: str, expected: int = 0) -> None:
-    """Raise ArrowInvalid for nulls beyond those that are `expected`, where the field says that it has none."""
+    """Raise ArrowInvalid for nulls beyond those that are `expected`, where the field is not nullable."""
     if not field.nullable and made.null_count > expected:
         raise pa.ArrowInvalid(f"{path} is never null by its schema, and a value of it is")
 
