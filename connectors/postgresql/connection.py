@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from headrace.connectors.postgresql.errors import kind_of_state, kind_while_connecting
+from headrace.connectors.postgresql.errors import NO_LIMITS, kind_of_state, kind_while_connecting
 from headrace.enumerator.errors import UsageError
 
 _SCHEME = re.compile(r"postgres(?:ql)?(?:\+psycopg)?://", re.IGNORECASE)
@@ -26,9 +26,7 @@ SESSION = {
     "search_path": "",
     # The log has rows that a policy hides from our role. A query that would leave them out fails.
     "row_security": "off",
-    # These may be set for a role, and a large table takes longer.
-    "statement_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
+    "statement_timeout": "0",  # also of the statement that sets the other limits
 }
 """What each of our sessions is set to, by its first message; also one of replication."""
 
@@ -95,7 +93,9 @@ def connect(url: str) -> psycopg.Connection:
     """A session in autocommit, for one thread; the caller closes it. Raises as `translated` does, and UsageError."""
     given = parameters(url)
     with translated(url, "connecting"):
-        return psycopg.connect(**given, autocommit=True)  # type: ignore[arg-type]  # it takes any of libpq's
+        connection = psycopg.connect(**given, autocommit=True)  # type: ignore[arg-type]  # it takes any of libpq's
+        connection.execute(NO_LIMITS)
+        return connection
 
 
 @contextmanager

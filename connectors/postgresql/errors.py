@@ -9,6 +9,13 @@ from headrace.enumerator.errors import AuthenticationError, HeadraceError, Retri
 NEW_SNAPSHOT = "take a new snapshot: a new slot, no checkpoint, an empty table. In one with rows, deleted ones would stay"
 """What is advised for a job that has lost changes."""
 
+NO_LIMITS = (
+    "SELECT set_config(name, '0', false) FROM pg_catalog.pg_settings WHERE name IN "
+    "('statement_timeout', 'transaction_timeout', 'idle_in_transaction_session_timeout', 'idle_session_timeout')"
+)
+"""For a session whose statement or transaction lasts as long as an epoch or a large table: the limits that a role may have would
+end each attempt at it. Which of them there are depends on the server's version."""
+
 # By the longest prefix of the SQLSTATE. A value or a row that the table refuses is the caller's.
 _STATES: dict[str, type[HeadraceError]] = {
     "08": RetriableError,  # connection lost
@@ -19,6 +26,8 @@ _STATES: dict[str, type[HeadraceError]] = {
     "22": UsageError,  # a value that cannot be stored
     "23": UsageError,  # a constraint, or no partition for the row
     "25006": RetriableError,  # read-only: a standby, until it is promoted
+    "25P03": RetriableError,  # idle in a transaction for too long
+    "25P04": RetriableError,  # a transaction that took too long
     "28": AuthenticationError,
     "2F": UsageError,  # a function or trigger
     "38": UsageError,  # the same, in another language

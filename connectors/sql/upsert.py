@@ -189,7 +189,9 @@ def _last_of_each(keys: Sequence[pa.Array]) -> pa.Int64Array:
 def _upsert(connection: Connection, table: Table, key: Sequence[str], names: Sequence[str]) -> str:
     """A statement for one row."""
     quote, sign = connection.dialect.identifier_preparer.quote_identifier, _sign(table)
-    into = f"{table.sql} ({', '.join(map(quote, names))}) VALUES ({', '.join([sign] * len(names))})"
+    # Of a column that is GENERATED ALWAYS AS IDENTITY: COPY keeps what is given, too.
+    given = " OVERRIDING SYSTEM VALUE" if table.product is Product.POSTGRESQL else ""
+    into = f"{table.sql} ({', '.join(map(quote, names))}){given} VALUES ({', '.join([sign] * len(names))})"
     others = [quote(name) for name in names if name not in key]
     if table.product is Product.MYSQL:
         changes = ", ".join(f"{name} = VALUES({name})" for name in others or map(quote, key))

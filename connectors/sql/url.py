@@ -11,6 +11,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
+from headrace.connectors.postgresql.errors import NO_LIMITS
 from headrace.enumerator.errors import UsageError
 
 ISOLATION = "READ COMMITTED"  # weaker locks than MariaDB's default, which would make transactions wait for prepared ones
@@ -40,14 +41,21 @@ _SCHEMES = {
 _SQL_MODE = "STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
 
 
+# A task's transaction is idle between two batches. MySQL has the last of these only, and takes the others for a comment.
+_NO_LIMITS = (
+    "/*M!100300 idle_transaction_timeout = 0, idle_write_transaction_timeout = 0, max_statement_time = 0, */ "
+    "wait_timeout = GREATEST(@@wait_timeout, 28800)"
+)
+
+
 def _session(product: Product, lock_timeout_s: float) -> tuple[str, ...]:
-    """What every session is set to first: strict, in UTC, and not to wait for locks for longer than this."""
+    """What every session is set to first: strict, in UTC, not to wait for locks for longer than this, and without other limits."""
     if product is Product.POSTGRESQL:
         timeout = max(1, round(lock_timeout_s * 1000))
-        return "SET TIME ZONE 'UTC'", "SET client_encoding TO 'UTF8'", f"SET lock_timeout TO {timeout}"
+        return "SET TIME ZONE 'UTC'", "SET client_encoding TO 'UTF8'", f"SET lock_timeout TO {timeout}", NO_LIMITS
     seconds = max(1, round(lock_timeout_s))
     timeouts = f"innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
-    return (f"SET SESSION sql_mode = '{_SQL_MODE}', time_zone = '+00:00', {timeouts}",)
+    return (f"SET SESSION sql_mode = '{_SQL_MODE}', time_zone = '+00:00', {timeouts}, {_NO_LIMITS}",)
 
 
 def _parse(url: str) -> tuple[URL, Product]:

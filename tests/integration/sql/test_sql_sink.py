@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from time import sleep
 from typing import Any
 
 import pyarrow as pa
@@ -657,6 +658,30 @@ def test_two_attempts_at_one_unique_key_do_not_wait_for_ever(rig, driver):
     assert rig.ids() == [1]
 
 
+def test_an_epoch_may_take_longer_than_a_roles_statements_and_idle_transactions(rig):
+    """Administrators limit them; each attempt would end in the same place."""
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    limits = "statement_timeout", "idle_in_transaction_session_timeout"
+    setting, value, normal = "ALTER ROLE CURRENT_USER SET {} = '{}'", "300ms", "0"
+    if not rig.is_postgresql:
+        limits = "idle_transaction_timeout", "idle_write_transaction_timeout", "wait_timeout"
+        setting, value, normal = "SET GLOBAL {} = {}", "1", "DEFAULT"
+    try:
+        for limit in limits:
+            rig.execute(setting.format(limit, value))
+        for number, sink in enumerate((rig.sink(), UpsertSink(rig.url, rig.table, ("id",)))):
+            with sink.begin(Attempt(rig.job(), 0, 0, 0)) as transaction:
+                transaction.write(batch([2 * number]))
+                sleep(0.6 if rig.is_postgresql else 2.2)
+                transaction.write(batch([2 * number + 1]))
+                transaction.prepare()
+    finally:
+        for limit in limits:
+            rig.execute(setting.format(limit, normal))
+    assert rig.ids() == [2, 3]
+    assert len(rig.prepared()) == 1
+
+
 def test_jobs_with_the_longest_names_and_tables_with_odd_ones(rig):
     rig.table = f'"O\'Hara 100%s ""{uuid.uuid4().hex[:6]}"' if rig.is_postgresql else f"`O'Hara 100%s \"{uuid.uuid4().hex[:6]}`"
     rig._engine.connect().close()
@@ -938,6 +963,15 @@ def test_an_upsert_of_nothing_but_the_key(any_rig):
     for number in range(2):
         write_all(sink, Attempt("q", 0, 0, number), pa.record_batch({"a": [1, 1, 2], "b": ["x", "x", "x"]}))
     assert any_rig.rows() == [(1, "x"), (2, "x")]
+
+
+def test_an_upsert_gives_the_numbers_that_the_database_would_give(server):
+    """The key of a table that is copied is often such a column."""
+    rig = SqlRig(server("postgresql").url)
+    rig.create("id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name VARCHAR(100)")
+    for name in ("a", "b"):
+        write_all(UpsertSink(rig.url, rig.table, ("id",)), Attempt("q", 0, 0, 0), batch([7], name))
+    assert rig.rows() == [(7, "b7")]
 
 
 def test_an_upsert_without_a_unique_key_is_refused(any_rig):
