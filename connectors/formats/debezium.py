@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -55,9 +56,10 @@ def debezium_envelope(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBa
     lsn, ts_ms, snapshot). What the source's `metadata` leaves out is null; take `_committed_at`, `_table`, `_xid` and `_before`
     for all of it. Without `_before`, a delete has the keys there, and an update nothing. A delete is followed by a record
     without a value, for topics that are compacted. A text that the log leaves out (`_unchanged`) is
-    `__debezium_unavailable_value`. The formats of a `KafkaSink` encode both.
+    `__debezium_unavailable_value`, as are bytes, and the one item of a list of these. The formats of a `KafkaSink` encode both.
 
-    Raises UsageError for a batch without `_op` or one of the keys. A function of a `Pipeline`.
+    Raises UsageError for a batch without `_op` or one of the keys, and where a value of another type is left out. A function of
+    a `Pipeline`.
     """
     if missing := [name for name in ("_op", *keys) if name not in batch.schema.names]:
         raise UsageError(f"Debezium's envelope needs the column {missing[0]!r}, and there are {', '.join(batch.schema.names)}")
@@ -115,7 +117,22 @@ def _source(about: dict[str, pa.Array], committed_ms: pa.Int64Array) -> pa.Struc
 
 
 def _with_unavailable(column: pa.Array, name: str, unchanged: pa.ListArray | None) -> pa.Array:
-    if unchanged is None or not pa.types.is_string(column.type):
+    left_out = [name in (names or ()) for names in unchanged.to_pylist()] if unchanged is not None else []
+    if not any(left_out):
         return column
-    left_out = pa.array([name in (names or ()) for names in unchanged.to_pylist()], pa.bool_())
-    return pc.if_else(left_out, _UNAVAILABLE, column)
+    value = _unavailable(column.type)
+    if value is None:
+        raise UsageError(
+            f"a change leaves out the value of {name!r}, which is large and as before, and Debezium marks no {column.type}: have "
+            "all values in the log (REPLICA IDENTITY FULL), or leave such rows out"
+        )
+    marks = pa.array([value if is_left_out else None for is_left_out in left_out], column.type)
+    return pc.if_else(pa.array(left_out), marks, column)
+
+
+def _unavailable(kind: pa.DataType) -> Any:  # noqa: ANN401 - a value of the type
+    """What marks a value that is not there; None of a type that has no such value."""
+    if types.is_list(kind):
+        item = _unavailable(kind.value_type)
+        return None if item is None else [item]
+    return _UNAVAILABLE if types.is_string(kind) else _UNAVAILABLE.encode() if types.is_binary(kind) else None

@@ -128,6 +128,19 @@ def test_envelopes_are_made_of_what_the_source_gives():
             debezium_envelope(rows.select(columns), ["key"])
 
 
+def test_a_large_value_that_the_log_leaves_out_is_never_a_null():
+    """A null would be written by who reads the topic."""
+    mark = "__debezium_unavailable_value"
+    values = {"bytes": pa.binary(), "texts": pa.list_(pa.string()), "numbers": pa.list_(pa.int64())}
+    kind = pa.schema([("_op", pa.string()), ("_unchanged", pa.list_(pa.string())), ("id", pa.int64()), *values.items()])
+    row = {"_op": "update", "id": 1, "bytes": None, "texts": None, "numbers": None}
+    rows = pa.RecordBatch.from_pylist([{**row, "_unchanged": ["bytes", "texts"]}, {**row, "_unchanged": []}], kind)
+    after = [made["value"]["after"] for made in debezium_envelope(rows, ["id"]).to_pylist()]
+    assert after == [{"id": 1, "bytes": mark.encode(), "texts": [mark], "numbers": None}, {"id": 1, **dict.fromkeys(values)}]
+    with pytest.raises(UsageError, match=r"leaves out the value of 'numbers', .* Debezium marks no list<.*int64>"):
+        debezium_envelope(pa.RecordBatch.from_pylist([{**row, "_unchanged": ["numbers"]}], kind), ["id"])
+
+
 def test_the_columns_about_changes_are_those_of_the_source():
     from headrace.connectors.formats import debezium
     from headrace.connectors.postgresql.rows import METADATA
