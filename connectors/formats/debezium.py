@@ -123,8 +123,8 @@ def _with_unavailable(column: pa.Array, name: str, unchanged: pa.ListArray | Non
     value = _unavailable(column.type)
     if value is None:
         raise UsageError(
-            f"a change leaves out the value of {name!r}, which is large and as before, and Debezium marks no {column.type}: have "
-            "all values in the log (REPLICA IDENTITY FULL), or leave such rows out"
+            f"a change leaves out the value of {name!r}, which is large and as before, and Debezium marks no {column.type}: "
+            "have all values in the log (REPLICA IDENTITY FULL), or leave such rows out"
         )
     marks = pa.array([value if is_left_out else None for is_left_out in left_out], column.type)
     return pc.if_else(pa.array(left_out), marks, column)

@@ -110,6 +110,13 @@ class TablePattern:
         return not any(_WILD.search(part) for part in _PART.findall(self.text) if not part.startswith('"'))
 
 
+def written(*names: str) -> str:
+    """A qualified name as it is written in SQL, with quotes where it needs them."""
+    quoted = ('"' + name.replace('"', '""') + '"' for name in names)
+    return ".".join(name if _NEEDS_NONE.fullmatch(name) else each for name, each in zip(names, quoted, strict=True))
+
+
+_NEEDS_NONE = re.compile(r"[a-z_][a-z0-9_]*")
 _QUOTED, _PLAIN = r'"(?:[^"]|"")+"', r'[^".]+'
 _PART = re.compile(f"{_QUOTED}|{_PLAIN}")
 _PARTS = re.compile(rf"(?:({_QUOTED}|{_PLAIN})\.)?({_QUOTED}|{_PLAIN})")
@@ -187,7 +194,8 @@ _IDENTITIES: Mapping[str, Literal["default", "full", "index", "nothing"]] = {
 
 # A deferrable primary key does not identify rows in the log.
 _TABLES = """
-    SELECT c.oid::bigint, nspname, relname, relreplident::text,
+    SELECT c.oid::bigint, nspname, relname, relreplident::text, relkind = 'p',
+        (SELECT NOT indimmediate FROM pg_index WHERE indrelid = c.oid AND indisprimary AND indisvalid),
         (SELECT indkey::int2[] FROM pg_index WHERE indrelid = c.oid AND indisprimary AND indisvalid),
         (SELECT indkey::int2[] FROM pg_index WHERE indrelid = c.oid AND indisvalid
             AND CASE relreplident WHEN 'd' THEN indisprimary AND indimmediate WHEN 'i' THEN indisreplident END)
@@ -240,7 +248,7 @@ def read_tables(connection: Connection, oids: Collection[int], published: Mappin
     types = _Types(connection, {column.type for own in columns.values() for column in own})
     may_list_generated = connection.info.server_version >= _PG18
     tables = {}
-    for oid, (schema, name, replident, primary, identity) in keys.items():
+    for oid, (schema, name, replident, is_partitioned, is_deferrable, primary, identity) in keys.items():
         own = columns.get(oid, [])
         names = {column.number: column.name for column in own}
         in_key = set(names.values()) if replident == "f" else {names[number] for number in _numbers(identity)}
@@ -252,7 +260,8 @@ def read_tables(connection: Connection, oids: Collection[int], published: Mappin
             and (not each.is_generated or (listed is not None and may_list_generated))
         )
         key = tuple(names[number] for number in _numbers(primary))
-        tables[oid] = PgTable(oid, schema, name, kept, _IDENTITIES[replident], key)
+        key = key if {column.name for column in kept}.issuperset(key) else ()
+        tables[oid] = PgTable(oid, schema, name, kept, _IDENTITIES[replident], key, is_partitioned, bool(is_deferrable))
     return tables
 
 

@@ -299,6 +299,14 @@ def _of_table(facts: Facts, relation: PgRelation) -> Iterator[Lack]:
     for each in facts.partitions(relation) if relation.kind == "p" else [relation]:
         if changes and not any(column.in_key for column in facts.tables[each.oid].columns):
             yield _without_identity(each, facts.tables[each.oid])
+    differing = [each for each in facts.partitions(relation) if facts.tables[each.oid].identity != "full"]
+    if table.identity == "full" and relation.kind == "p" and differing:
+        names = ", ".join(each.full_name for each in differing)
+        what = f"partitions have another replica identity than its FULL, which they do not inherit: {names}"
+        fix = "\n".join(f"ALTER TABLE {_name(each)} REPLICA IDENTITY FULL;" for each in differing)
+        yield Lack("warning", _table(relation), what, fix)
+    if table.identity == "full" and table.is_deferrable:
+        yield Lack("warning", _table(relation), "its primary key is deferrable, so an update that changes it ends the job")
     hidden = [each.name for each in table.columns if each.in_key and listed is not None and each.name not in listed]
     if changes and hidden and table.identity != "full":
         what = f"the publication leaves out {', '.join(hidden)} of its replica identity, so the server refuses updates of it"

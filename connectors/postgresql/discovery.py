@@ -148,7 +148,7 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
         """`number`: of the stage, for the split. `stage`: of a `ChangesDiscovery`. `tables`: of the split, without an end."""
         self._source = source
         self._number, self._end, self._stage, self._tables = number, end, stage, tables
-        self._said: tuple[list[str], list[str]] = [], []
+        self._said: tuple[list[str], ...] = [], [], []
         self._said_joined: str | None = None
 
     def initial(self) -> DiscoveryResult[ChangesSplit]:
@@ -188,13 +188,19 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
 
     def _say_what_has_changed(self, published: Mapping[int, catalog.PublishedTable], unpublished: Collection[str]) -> None:
         """Once of the same. The server sends no changes of one that left the publication, and no word of that."""
-        left = [each.table.full_name for each in self._source.followed if each.table.oid not in published]
+        followed = {each.table.oid: each.table.full_name for each in self._source.followed}
+        left = [name for oid, name in followed.items() if oid not in published]
         silent = sorted(unpublished)
+        names = {oid: f"{each.schema}.{each.name}" for oid, each in published.items() if oid in followed}
+        renamed = [f"{followed[oid]} is named {name}" for oid, name in names.items() if name != followed[oid]]
         if left and left != self._said[0]:
             log.warning("publication %s no longer has %s: no changes come", self._source.publication, ", ".join(left))
         if silent and silent != self._said[1]:
             log.warning("publication %s does not publish %s: the copy lacks them", self._source.publication, ", ".join(silent))
-        self._said = left, silent
+        if renamed and renamed != self._said[2]:
+            said = ", ".join(renamed)
+            log.warning("%s now: its changes are still read, and those of a table that takes its name are not", said)
+        self._said = left, silent, renamed
 
     def _replan(self, published: Mapping[int, catalog.PublishedTable]) -> str | None:
         """What a start of the job is for: tables that have joined, unless it would fail by one. Logged once of the same."""
@@ -231,6 +237,7 @@ def slot_place(connection: psycopg.Connection, name: str) -> tuple[Origin, int]:
     """
     server = catalog.read_server(connection)
     if catalog.read_slot(connection, name) is None:
+        log.info("slot %s is being made, which waits until all transactions have ended that are open now", name)
         catalog.create_slot(connection, name)
         log.info("slot %s is made: the server keeps the log for it until it is dropped", name)
     slot = catalog.read_slot(connection, name)

@@ -13,8 +13,8 @@ NO_LIMITS = (
     "SELECT set_config(name, '0', false) FROM pg_catalog.pg_settings WHERE name IN "
     "('statement_timeout', 'transaction_timeout', 'idle_in_transaction_session_timeout', 'idle_session_timeout')"
 )
-"""For a session whose statement or transaction lasts as long as an epoch or a large table: the limits that a role may have would
-end each attempt at it. Which of them there are depends on the server's version."""
+"""For a session whose statement or transaction lasts as long as an epoch or a large table: the limits of a role would end each
+attempt at it. Which of them there are depends on the server's version."""
 
 # By the longest prefix of the SQLSTATE. A value or a row that the table refuses is the caller's.
 _STATES: dict[str, type[HeadraceError]] = {

@@ -64,7 +64,8 @@ class TableRows:
         for a column that may have been renamed, and for changes of after that with other columns: start again to read those.
 
         What the log leaves out of an update's new row is taken from the old one, if that has it: the key, or the full row
-        as the replica identity.
+        as the replica identity. It is never null, so a null is a value that the old row lacks, as that of a partition whose
+        identity is not the full row, where that of its root is.
         """
         return self.placed(changes)[0]
 
@@ -77,12 +78,18 @@ class TableRows:
         unchanged = [_NONE if number is None else changes.new.unchanged[number] for number in order]
         is_full = changes.relation.identity == "full"
         rows = _rows(changes, _key_columns(self.table, changes.relation))
+        if is_full and rows.changes is not None and self.table.is_deferrable:
+            raise UsageError(
+                f"an update of {self.table.full_name} changes its key, which is deferrable: in a transaction rows may pass "
+                f"each other, and changes by key would lose some. Make the key one that is not deferrable, and {NEW_SNAPSHOT}"
+            )
+        if is_full and self.table.is_partitioned:
+            rows = rows._replace(before=self._where_full(old, rows.before, len(changes.new.changes)))
         if any(map(len, unchanged)):
             old_rows = pc.index_in(changes.new.changes, changes.old.changes)
-            in_old = [is_full or (number is not None and changes.relation.columns[number].in_key) for number in order]
-            in_old_row = [old_rows if has_it else pa.nulls(len(old_rows), old_rows.type) for has_it in in_old]
-            new = [_filled(*column) for column in zip(new, unchanged, old, in_old_row, strict=True)]
-            unchanged = [at.filter(rows.take(at).is_null()) for at, rows in zip(unchanged, in_old_row, strict=True)]
+            previous = [texts.take(old_rows) for texts in old]
+            new = [_filled(*column) for column in zip(new, unchanged, previous, strict=True)]
+            unchanged = [at.filter(texts.take(at).is_null()) for at, texts in zip(unchanged, previous, strict=True)]
         values = [
             arrow_array(column, _joined(after, before), self._out_of_range)
             for column, after, before in zip(self.table.columns, new, old, strict=True)
@@ -98,6 +105,16 @@ class TableRows:
             [_taken(array, rows.values) for array in values],
         )
         return batch, _taken(changes.places, rows.changes)
+
+    def _where_full(self, old: Sequence[pa.LargeStringArray], places: pa.Int64Array, first: int) -> pa.Int64Array:
+        """The places, from `first` on, of old rows that have values besides the key's. In others only the key may be logged:
+        of a partition whose identity is not the full row, as its root's is.
+        """
+        others = (texts for column, texts in zip(self.table.columns, old, strict=True) if column.name not in self.table.key)
+        has_more = pa.repeat(pa.scalar(value=False), len(old[0]))
+        for texts in others:
+            has_more = pc.or_(has_more, texts.is_valid())
+        return pc.if_else(has_more.take(pc.subtract(places, first)), places, pa.scalar(None, pa.int64()))
 
     def _check_columns(self, changes: LoggedChanges) -> None:
         difference = difference_of(self.table, changes.relation)
@@ -178,6 +195,9 @@ class SeveralTablesRows(OneTableRows):
     def __init__(self, tables: Sequence[TableRows]) -> None:
         self.tables = {rows.table.oid: rows for rows in tables}
         structs = [pa.field(rows.table.full_name, rows.values) for rows in tables]
+        if len({field.name for field in structs}) < len(structs):
+            names = ", ".join(field.name for field in structs)
+            raise UsageError(f"two tables have one name, as theirs or their schemas' have dots: {names}. Leave one out")
         self.schema = pa.schema([*_SYSTEM, pa.field(_BEFORE, pa.struct(structs)), *structs])
 
     def widened(self, oid: int, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -311,14 +331,9 @@ def _joined(new: pa.LargeStringArray, old: pa.LargeStringArray) -> pa.LargeStrin
     return pa.concat_arrays([new, old]) if len(old) else new
 
 
-def _filled(
-    new: pa.LargeStringArray, unchanged: pa.Int64Array, old: pa.LargeStringArray, old_rows: pa.Int64Array
-) -> pa.LargeStringArray:
-    """The new values, with the old ones where they did not change."""
-    if not len(unchanged):
-        return new
-    is_unchanged = pc.is_in(_numbers(len(new)), unchanged)
-    return pc.if_else(is_unchanged, old.take(old_rows), new)
+def _filled(new: pa.LargeStringArray, unchanged: pa.Int64Array, previous: pa.LargeStringArray) -> pa.LargeStringArray:
+    """The new values, with the previous ones where they did not change."""
+    return pc.if_else(pc.is_in(_numbers(len(new)), unchanged), previous, new) if len(unchanged) else new
 
 
 def _struct(kind: pa.StructType, values: Sequence[pa.Array], places: pa.Int64Array) -> pa.StructArray:

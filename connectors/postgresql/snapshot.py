@@ -18,6 +18,8 @@ from headrace.enumerator.errors import DataLossError, UsageError
 
 _ROWS = "t"
 """The table in queries."""
+_BLOCK_BYTES = (1 << 31) - 1
+"""Arrow reads no more of a CSV at a time, and no larger row."""
 _UNBOUNDED_NAMES = {"character": "bpchar", "bit": "varbit"}
 """Of types whose name without a length has the length 1."""
 
@@ -80,8 +82,8 @@ def check_size(connection: psycopg.Connection, followed: Followed, rows: int) ->
     query = sql.SQL("SELECT true FROM {} OFFSET {} LIMIT 1").format(_from(followed), sql.Literal(rows))
     if connection.execute(query).fetchone() is not None:
         raise UsageError(
-            f"table {followed.table.full_name} has no primary key to cut it into chunks, and more than {rows} rows: give it a "
-            "key, set chunk_rows to more than its rows, or snapshot='never'"
+            f"table {followed.table.full_name} has no primary key that is published, to cut it into chunks, and more than "
+            f"{rows} rows: give it a key, set chunk_rows to more than its rows, or snapshot='never'"
         )
 
 
@@ -90,9 +92,8 @@ def read_chunk(
 ) -> tuple[list[pa.LargeStringArray], Seen]:
     """The texts of the published columns of a chunk's rows, and what the chunk has seen. The connection is in autocommit.
 
-    The lock that every query takes is taken before the snapshot: of a table that is rewritten or created again after it
-    the snapshot would have no rows. What it has seen is on the server's disk when this returns, as a crash would undo it.
-    Raises DataLossError for a table that was created again.
+    What it has seen is on the server's disk when this returns, as a crash would undo it. Raises DataLossError for a table that
+    was created again.
     """
     table = followed.table
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.columns)
@@ -100,22 +101,37 @@ def read_chunk(
     published = followed.row_filter
     condition = within if published is None else sql.SQL("{} AND ({})").format(within, sql.SQL(published))
     rows = sql.SQL("SELECT {} FROM {} AS {} WHERE {}").format(columns, _from(followed), sql.Identifier(_ROWS), condition)
+    seen = None
+    while seen is None:
+        data, seen = _read_once(connection, table, rows)
+    flush_log(connection)
+    return _texts(data, [column.name for column in table.columns]), seen
+
+
+_IS_SEEN = """
+    SELECT to_regclass(%(name)s)::oid::bigint, bool_and(relfilenode = coalesce(pg_relation_filenode(oid), 0)) FROM pg_class
+    WHERE oid = ANY(%(oid)s::oid || ARRAY(SELECT relid::oid FROM pg_partition_tree(%(oid)s)))
+"""
+"""The table of this name now, and whether all that has its rows is stored where the transaction's snapshot has it."""
+
+
+def _read_once(connection: psycopg.Connection, table: PgTable, rows: sql.Composed) -> tuple[bytes, Seen | None]:
+    """The rows as CSV. None was seen if the table was rewritten behind the snapshot, which has none of its rows then.
+
+    The query takes its lock after the snapshot. LOCK TABLE would take it before, and needs a right to all columns.
+    """
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(_from(followed)))
-        snapshot, oid = connection.execute(
-            "SELECT pg_current_snapshot()::text, to_regclass(%s)::oid::bigint",
-            [sql.Identifier(table.schema, table.name).as_string(connection)],
-        ).fetchone() or ("", 0)
-        if oid != table.oid:
-            raise created_again(table.full_name)
+        (snapshot,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",)
         with connection.cursor() as cursor:
             copied = sql.SQL("COPY ({}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)").format(rows)
             with cursor.copy(copied) as copy:
                 data = b"".join(map(bytes, copy))
-        lsn = read_log_end(connection)
-    flush_log(connection)
-    return _texts(data, [column.name for column in table.columns]), Seen(snapshot, lsn)
+        name = sql.Identifier(table.schema, table.name).as_string(connection)
+        oid, is_seen = connection.execute(_IS_SEEN, {"name": name, "oid": table.oid}).fetchone() or (0, False)
+        if oid != table.oid:
+            raise created_again(table.full_name)
+        return data, Seen(snapshot, read_log_end(connection)) if is_seen else None
 
 
 class KeyOrder:
@@ -190,7 +206,9 @@ def _texts(data: bytes, names: Sequence[str]) -> list[pa.LargeStringArray]:
         return [pa.array([], pa.large_string()) for _ in places]
     table = pc.read_csv(
         pa.BufferReader(data),
-        read_options=pc.ReadOptions(column_names=places, use_threads=False, block_size=max(len(data), 1 << 20)),
+        read_options=pc.ReadOptions(
+            column_names=places, use_threads=False, block_size=min(max(len(data), 1 << 20), _BLOCK_BYTES)
+        ),
         parse_options=pc.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
         convert_options=pc.ConvertOptions(
             column_types=dict.fromkeys(places, pa.large_string()),

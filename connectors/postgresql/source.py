@@ -6,6 +6,7 @@ made, without what the chunks have (`seam`).
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -238,14 +239,13 @@ class ChangesSource(StagedSource[ChangesSplit]):
 def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[catalog.TablePattern]) -> tuple[Followed, ...]:
     """The tables of a publication that a pattern names, in the order of their names. Raises UsageError for what it lacks."""
     publication = catalog.read_publication(connection, name)
+    wanted = " ".join(f"--tables {shlex.quote(pattern.text)}" for pattern in patterns)
+    how = f"the SQL for what is missing is printed by: headrace postgresql check URL --publication {shlex.quote(name)} {wanted}"
     if publication is None:
-        wanted = ", ".join(pattern.text for pattern in patterns)
-        raise UsageError(f"there is no publication {name!r}: CREATE PUBLICATION {name} FOR TABLE {wanted}")
+        raise UsageError(f"there is no publication {name!r}; {how}")
     for pattern in patterns:
         if not any(pattern.matches(table.schema, table.name) for table in publication.tables):
-            raise UsageError(
-                f"publication {name!r} has no table {pattern.text}: ALTER PUBLICATION {name} ADD TABLE {pattern.text}"
-            )
+            raise UsageError(f"publication {name!r} has no table {pattern.text}; {how}")
     published = {
         table.oid: table
         for table in publication.tables
@@ -325,10 +325,13 @@ class ChangesReader(SourceReader[ChangesSplit]):
             left_out = pc.list_flatten(rows.column("_unchanged"))
             if len(left_out):
                 (place, *_) = pc.list_parent_indices(rows.column("_unchanged"))
-                table = rows.column("_table")[place.as_py()].as_py()
+                name = rows.column("_table")[place.as_py()].as_py()
+                table = next(each.table for each in self._source.followed if each.table.full_name == name)
+                altered = f"ALTER TABLE {catalog.written(table.schema, table.name)} REPLICA IDENTITY FULL"
                 raise UsageError(
-                    f"a change of {table} leaves out the value of {left_out[0].as_py()!r}, which is large and as before. Have "
-                    f"all values in the log: ALTER TABLE {table} REPLICA IDENTITY FULL. Or take `_unchanged` into metadata, "
-                    "and keep the old value where it names a column"
+                    f"a change of {name} leaves out the value of {left_out[0].as_py()!r}, which is large and as before. To "
+                    "read it, take `_unchanged` into metadata, and keep the old value where that names a column; or "
+                    f"{NEW_SNAPSHOT}. Later changes have all values by {altered}"
+                    f"{', and the same of each partition' if table.is_partitioned else ''}"
                 )
         return rows.select(self._schema.names)

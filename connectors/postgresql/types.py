@@ -20,6 +20,7 @@ from typing import Any, Literal, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.enumerator.errors import CorruptDataError, UsageError
 
 OutOfRange = Literal["error", "null"]
@@ -63,7 +64,11 @@ class PgColumn:
 
 @dataclass(frozen=True, slots=True)
 class PgTable:
-    """A table with the columns that are published. `key` has those of its primary key, in the key's order."""
+    """A table with the columns that are published. `key` has those of its primary key, in the key's order; none if one is not
+    published.
+
+    `is_deferrable`: the key may be changed so that rows have the same one until the transaction's end.
+    """
 
     oid: int
     schema: str
@@ -71,6 +76,8 @@ class PgTable:
     columns: tuple[PgColumn, ...]
     identity: Literal["default", "full", "index", "nothing"]
     key: tuple[str, ...]
+    is_partitioned: bool = False
+    is_deferrable: bool = False
 
     @property
     def full_name(self) -> str:
@@ -451,16 +458,21 @@ def _record(text: str, size: int, place: _Place) -> list[str | None]:
     """The texts of a composite value's fields: nothing is a null, quotes are doubled."""
     values: list[str | None] = []
     at, last = 1, len(text) - 1
-    while text[:1] == "(" and at <= last and len(values) < size:
+    while text[:1] == "(" and at <= last:
         found = _FIELD.match(text, at, last)
         assert found is not None  # it matches nothing too
         quoted, bare = found["quoted"], found["bare"]
         values.append((bare or None) if quoted is None else _DOUBLED.sub(r"\1\2", quoted[1:-1]))
         at = found.end() + 1
-        if text[at - 1 : at] != ("," if len(values) < size else ")"):
+        if text[at - 1 : at] != ",":
             break
-    if len(values) != size or at != len(text):
+    if text[:1] + text[-1:] != "()" or at != len(text):
         place.corrupt(text)
+    if len(values) != size:
+        raise UsageError(
+            f"column {place.column!r}: {_shown(text)} has not the {size} fields of the type {place.type}: ALTER TYPE has "
+            f"changed it. Start again to read it as it is now; where the log still has values of before, {NEW_SNAPSHOT}"
+        )
     return values
 
 

@@ -49,7 +49,7 @@ _NO_LIMITS = (
 
 
 def _session(product: Product, lock_timeout_s: float) -> tuple[str, ...]:
-    """What every session is set to first: strict, in UTC, not to wait for locks for longer than this, and without other limits."""
+    """What every session is set to first: strict, in UTC, not to wait for locks for longer than this, without other limits."""
     if product is Product.POSTGRESQL:
         timeout = max(1, round(lock_timeout_s * 1000))
         return "SET TIME ZONE 'UTC'", "SET client_encoding TO 'UTF8'", f"SET lock_timeout TO {timeout}", NO_LIMITS

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from headrace.beam import ReadFromSource
+from headrace.connectors.postgresql import snapshot
 from headrace.connectors.postgresql.discovery import LogDiscovery, start_of_log
 from headrace.connectors.postgresql.replication import LogConnection
 from headrace.connectors.postgresql.source import Seam, Snapshot
@@ -565,6 +566,55 @@ def test_a_large_value_that_the_log_leaves_out_is_an_error_a_name_or_there(url: 
         assert (row["large"], row["_before"]["value"]) == ("x" * 9000, "second")
 
 
+def test_a_partition_does_not_inherit_that_its_full_row_is_logged(url: str) -> None:
+    """The log says that it is, as its root has it, and has the key alone."""
+    psql(
+        url,
+        "CREATE TABLE public.parts (id int, part int, value text, large text, PRIMARY KEY (id, part)) PARTITION BY LIST (part)",
+        "CREATE TABLE public.part PARTITION OF public.parts DEFAULT",
+        "ALTER TABLE public.part ALTER COLUMN large SET STORAGE EXTERNAL",
+        "ALTER TABLE public.parts REPLICA IDENTITY FULL",
+        "ALTER PUBLICATION orders SET (publish_via_partition_root = true)",
+        "ALTER PUBLICATION orders SET TABLE public.parts",
+    )
+
+    def source(*metadata: str) -> ChangesSource:
+        return ChangesSource(
+            url, tables=["public.parts"], publication="orders", slot=SLOT, snapshot="never", metadata=["_op", *metadata]
+        )
+
+    with EmbeddedRun(source("_unchanged", "_before"), clock=time.monotonic) as run:
+        run.poll(0.1)
+        state = run.checkpoint()
+        psql(
+            url,
+            "INSERT INTO public.parts VALUES (1, 1, 'a', repeat('x', 9000))",
+            "UPDATE public.parts SET id = 2",
+            "ALTER TABLE public.part REPLICA IDENTITY FULL",
+            "UPDATE public.parts SET id = 3",
+        )
+        rows = [{**row, "large": len(row["large"] or "")} for row in read_some(run, 5)]
+    assert [(row["_op"], row["id"], row["large"], row["_unchanged"]) for row in rows] == [
+        ("insert", 1, 9000, []), ("delete", 1, 0, []), ("insert", 2, 0, ["large"]),
+        ("delete", 2, 9000, []), ("insert", 3, 9000, []),
+    ]  # fmt: skip
+    assert [row["_before"] and row["_before"]["value"] for row in rows] == [None, None, None, "a", None]
+    with (
+        EmbeddedRun(source(), clock=time.monotonic, checkpoint=state) as run,
+        pytest.raises(UsageError, match=r"public.parts REPLICA IDENTITY FULL, and the same of each partition"),
+    ):
+        read_some(run, 5)
+    psql(url, "DROP TABLE public.parts")
+
+
+def test_a_table_whose_key_is_not_published_is_read_as_one_without(url: str) -> None:
+    """As it may be where only inserts are published."""
+    psql(
+        url, "ALTER TABLE public.orders DROP COLUMN part, ADD key int GENERATED ALWAYS AS (1) STORED, ADD PRIMARY KEY (id, key)"
+    )
+    assert len(rows_alone(source_of(url, snapshot="only", chunk_rows=3000))) == 3000
+
+
 def test_a_table_without_a_key_is_read_as_a_whole_or_refused(url: str) -> None:
     psql(url, "ALTER TABLE public.orders DROP CONSTRAINT orders_pkey")
     assert len(rows_alone(source_of(url, snapshot="only", chunk_rows=3000))) == 3000
@@ -753,6 +803,54 @@ def test_a_table_that_was_out_of_the_publication_for_a_while_is_data_loss(url: s
     if case != "reading rows":
         with lost:
             EmbeddedRun(source_of(url, snapshot=snapshot), clock=time.monotonic, checkpoint=state)
+
+
+def test_a_table_that_another_takes_the_place_of_is_said(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    with EmbeddedRun(source_of(url), clock=lambda: now[0], discovery_interval_s=1.0) as run:
+        read_some(run, 3000)
+        run.poll(0.1)
+        psql(
+            url,
+            "CREATE TABLE public.new (LIKE public.orders INCLUDING ALL)",
+            "ALTER TABLE public.orders RENAME TO old",
+            "ALTER TABLE public.new RENAME TO orders",
+        )
+        for _ in range(3):
+            now[0] += 5.0
+            run.poll(0.1)
+    psql(url, "DROP TABLE public.orders", "ALTER TABLE public.old RENAME TO orders")
+    assert [record.message for record in caplog.records if "named" in record.message] == [
+        "public.orders is named public.old now: its changes are still read, and those of a table that takes its name are not"
+    ]
+
+
+@pytest.mark.parametrize("action", ["TRUNCATE public.orders", "ALTER TABLE public.orders ALTER COLUMN value TYPE varchar(9)"])
+def test_a_table_that_is_rewritten_between_a_chunks_snapshot_and_its_rows_is_read_again(
+    url: str, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    """The snapshot has none of the rows then."""
+    execute, actions = psycopg.Connection.execute, [action]
+
+    def execute_and_act(self: psycopg.Connection, query: Any, *more: Any, **options: Any) -> Any:
+        cursor = execute(self, query, *more, **options)
+        if query == "SELECT pg_current_snapshot()::text" and actions:
+            with psycopg.connect(url, autocommit=True) as other:
+                execute(other, actions.pop())
+        return cursor
+
+    monkeypatch.setattr(psycopg.Connection, "execute", execute_and_act)
+    rows = rows_alone(source_of(url, snapshot="only"))
+    assert (len(rows), actions) == (0 if "TRUNCATE" in action else 3000, [])
+
+
+def test_a_chunk_is_parsed_in_blocks_where_it_is_larger_than_arrow_reads_at_a_time(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    psql(url, "UPDATE public.orders SET value = E'a,\\n\"b' || id", "UPDATE public.orders SET value = NULL WHERE id = 7")
+    monkeypatch.setattr(snapshot, "_BLOCK_BYTES", 1000)
+    rows = rows_alone(source_of(url, snapshot="only"))
+    assert {row["id"]: row["value"] for row in rows} == {n: None if n == 7 else f'a,\n"b{n}' for n in range(3000)}
 
 
 def oids_of(url: str, *tables: str) -> tuple[tuple[str, int], ...]:

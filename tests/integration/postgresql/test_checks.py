@@ -1,6 +1,8 @@
 """`headrace postgresql` on real servers: what it finds, that its SQL repairs it, and the rights that suffice."""
 
 import json
+import shlex
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,9 @@ from psycopg.pq import PGconn
 
 from headrace.connectors.postgresql.catalog import create_slot, drop_slot, read_server, read_slot
 from headrace.connectors.postgresql.connection import connect
+from headrace.enumerator import EmbeddedRun
+from headrace.errors import UsageError
+from headrace.postgresql import ChangesSource
 from headrace.testing.servers.databases import Database
 from tests.helpers.command_line import run_command
 from tests.helpers.databases import RELEASES, initdb_of, postgresql, psql
@@ -100,9 +105,34 @@ def test_the_sql_of_the_findings_repairs_them_all(run, bare):
     ran = run(*command)
     assert ran.status == 0
     assert {each["what"] for each in json.loads(ran.out)["finding"]} == {
-        "it has no primary key, so it cannot be read in chunks of one, nor its changes be applied by one"
+        "it has no primary key, so it cannot be read in chunks of one, nor its changes be applied by one",
+        "its primary key is deferrable, so an update that changes it ends the job",
     }
     psql(bare.url, "UPDATE own.keyless SET id = 2", "DELETE FROM own.fine", "UPDATE own.parts SET id = 3")
+
+
+@pytest.mark.parametrize("publication", ["My Pub", "none yet"])
+def test_what_a_source_advises_is_a_command_that_prints_what_is_missing(run, server, publication):
+    psql(
+        server.url,
+        "CREATE SCHEMA advised",
+        "CREATE TABLE advised.parts (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE advised.part PARTITION OF advised.parts DEFAULT",
+        'CREATE TABLE advised."Odd Name" (id int PRIMARY KEY)',
+        'CREATE PUBLICATION "My Pub" FOR TABLE advised.parts',
+    )
+    source = ChangesSource(server.url, tables=["advised.parts", "advised.Odd Name"], publication=publication, slot="headrace_a")
+    with pytest.raises(UsageError, match=r"is printed by: headrace postgresql check URL") as caught:
+        _ = source.followed
+    command = shlex.split(str(caught.value).partition("headrace postgresql ")[2].replace("URL", server.url))
+    for finding in json.loads(run(*command, "--json").out)["finding"]:
+        if finding["level"] == "error":
+            psql(server.url, *(line for line in finding["fix"].splitlines() if not line.startswith("--")))
+    names = [each.table.full_name for each in source.followed]
+    psql(
+        server.url, "DROP SCHEMA advised CASCADE", *(f'DROP PUBLICATION IF EXISTS "{name}"' for name in ("My Pub", "none yet"))
+    )
+    assert names == ["advised.Odd Name", "advised.parts"]
 
 
 def test_the_role_that_the_help_names_can_do_all_that_a_source_does(run, server):
@@ -124,6 +154,11 @@ def test_the_role_that_the_help_names_can_do_all_that_a_source_does(run, server)
     ran = run("check", as_reader(server), "--slot", "headrace_least")
     assert (ran.status, [line for line in ran.of("finding") if line[0] == "error"]) == (0, [])
     assert [line[0] for line in ran.of("table")] == ["least.t"]
+    source = ChangesSource(as_reader(server), tables=["least.t"], publication="headrace", slot="headrace_run", snapshot="only")
+    with EmbeddedRun(source, clock=time.monotonic) as running:
+        batch = running.poll(1.0)
+        assert batch is not None
+        assert batch.records.column("n").to_pylist() == [2]
     with connect(as_reader(server)) as connection:
         lsn = create_slot(connection, "headrace_least")
         query = "SELECT n, DATE '2026-01-31'::text, pg_sleep(0.01)::text FROM ONLY least.t"

@@ -1,6 +1,7 @@
 """Rows of decoded changes, against a plain model of what each change means."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,8 @@ from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
 from headrace.enumerator.errors import UsageError
 from tests.helpers.pgoutput import COLUMNS, LSN, OID, XID, commit, delete, insert, relation, start, truncate, update
 
-IDENTITIES = {"default": "d", "full": "f"}
+IDENTITIES = {"default": "d", "full": "f", "keys of partitions": "f"}
+"""The last one is that of a root whose partitions have their keys."""
 SYSTEM = ["_op", "_lsn", "_xid", "_committed_at", "_table", "_unchanged", "_before"]
 
 
@@ -25,7 +27,7 @@ def table(identity: str = "default", name: str = "items", oid: int = OID, key: S
 
 
 def decoded(*messages: bytes, identity: str = "default") -> Sequence[LoggedChanges]:
-    flags = [(name, kind, in_key or identity == "full") for name, kind, in_key in COLUMNS]
+    flags = [(name, kind, in_key or identity != "default") for name, kind, in_key in COLUMNS]
     described = relation(flags, IDENTITIES[identity])
     (batch,) = Decoder().decode([start(), described, *messages, commit()])
     return batch.changes
@@ -33,7 +35,8 @@ def decoded(*messages: bytes, identity: str = "default") -> Sequence[LoggedChang
 
 def rows(*messages: bytes, identity: str = "default") -> list[dict[str, Any]]:
     (changes,) = decoded(*messages, identity=identity)
-    batch = TableRows(table(identity)).changes(changes)
+    is_partitioned = identity == "keys of partitions"
+    batch = TableRows(replace(table("full"), is_partitioned=True) if is_partitioned else table(identity)).changes(changes)
     batch.validate(full=True)
     return batch.to_pylist()
 
@@ -147,6 +150,25 @@ def test_a_column_that_may_have_been_renamed_is_refused():
         TableRows(table(), known_at=LSN).changes(batch.changes[0])
 
 
+def test_an_update_that_changes_a_deferrable_key_is_refused():
+    """Of keys 1 and 2 that become 2 and 3, the second update would delete what the first has made."""
+    moved, kept = (
+        (update((b"%d" % (n + 1), b"a", None), (b"%d" % n, b"a", None), b"O") for n in (1, 2)),
+        insert(b"9", b"a", None),
+    )
+    (changes,) = decoded(*moved, identity="full")
+    with pytest.raises(UsageError, match=r"an update of public.items changes its key, which is deferrable: .* lose some"):
+        TableRows(replace(table("full"), is_deferrable=True)).changes(changes)
+    (changes,) = decoded(kept, update((b"9", b"b", None), (b"9", b"a", None), b"O"), identity="full")
+    assert TableRows(replace(table("full"), is_deferrable=True)).changes(changes).num_rows == 2
+
+
+def test_two_tables_whose_names_with_dots_are_the_same_are_refused():
+    tables = [replace(table(oid=1), schema="a.b", name="c"), replace(table(oid=2), schema="a", name="b.c")]
+    with pytest.raises(UsageError, match=r"two tables have one name, as theirs or their schemas' have dots: a\.b\.c, a\.b\.c"):
+        SeveralTablesRows(list(map(TableRows, tables)))
+
+
 def test_a_column_named_as_ours_is_refused():
     taken = PgTable(1, "public", "t", (PgColumn("_before", PgType(25, "text", "base")),), "default", ())
     with pytest.raises(UsageError, match=r"public\.t has a column '_before'"):
@@ -200,7 +222,7 @@ _KEYS = st.integers(1, 3)
 _STEPS = st.lists(st.tuples(st.sampled_from(["insert", "update", "delete", "truncate"]), _KEYS, _KEYS, _TEXTS, st.booleans()))
 
 
-@given(steps=_STEPS, identity=st.sampled_from(["default", "full"]))
+@given(steps=_STEPS, identity=st.sampled_from(sorted(IDENTITIES)))
 def test_rows_are_those_of_a_plain_model(steps, identity):
     """A table of one row each time: what a server would log of it, and what a reader should see."""
     messages, expected = [], []
@@ -208,7 +230,7 @@ def test_rows_are_those_of_a_plain_model(steps, identity):
         old = (key, "n", "old")
         before = old if identity == "full" else None
         sent_old = [b"%d" % key, b"n", b"old"] if identity == "full" else [b"%d" % key, None, None]
-        kind = b"O" if identity == "full" else b"K"
+        kind = b"K" if identity == "default" else b"O"
         name = None if text is None else text.encode()
         if operation == "insert":
             messages.append(insert(b"%d" % key, name, name))

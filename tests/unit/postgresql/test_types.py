@@ -179,8 +179,8 @@ def test_what_no_arrow_type_holds_is_an_error_that_names_it_or_a_null(column, te
         (column(TEXTS), '{"a'),
         (column(TEXTS), "{a}{b}"),
         (column(TEXTS, dimensions=2), "{{a}"),
-        (column(PAIR), "(1)"),
-        (column(PAIR), "(1,a,b)"),
+        (column(PAIR), "(1,a"),
+        (column(PAIR), "(1,a)b"),
         (column(PAIR), "1,a"),
         (column(HSTORE), '"a"=>1'),
     ],
@@ -226,6 +226,12 @@ def test_composites_are_what_psycopg_reads(values):
     text = dumped(values)
     loaded = _TRANSFORMER.get_loader(2249, Format.TEXT).load(text.encode())
     assert converted(column(PAIR), text).to_pylist() == [{"n": None if loaded[0] is None else int(loaded[0]), "t": loaded[1]}]
+
+
+@pytest.mark.parametrize("text", ["(1)", "(1,a,b)"])
+def test_a_composite_type_that_was_altered_ends_the_job_and_says_so(text):
+    with pytest.raises(UsageError, match="has not the 2 fields of the type pair: ALTER TYPE has changed it"):
+        converted(column(PAIR), text)
 
 
 _DATES = st.dates().map(lambda day: ("date", day))
