@@ -18,8 +18,8 @@ import errno
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import IO, Any
 from urllib.parse import unquote_to_bytes
 from uuid import uuid4
@@ -125,7 +125,7 @@ class LocalStore(Store):
         """Written under another name and linked: there is never half a file, and never two winners."""
         source = self._path(scratch)
         try:
-            with open(source, "xb") as file:
+            with _named(source), open(source, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -140,9 +140,10 @@ class LocalStore(Store):
 
     def finish(self, name: str, file: IO[bytes]) -> int:
         size = file.tell()
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
+        with _named(self._path(name)):
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
         self._sync(os.path.dirname(name))
         return size
 
@@ -388,9 +389,20 @@ other program. EIO, ENOSPC and the like are failures."""
 def _sync_folder(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        with _named(path):
+            os.fsync(descriptor)
     except OSError as error:
         if error.errno not in _NO_SYNC:
             raise
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Errors of an open file have no name: a disk is full, and which is not known."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or path
+        raise

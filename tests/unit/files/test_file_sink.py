@@ -216,9 +216,21 @@ def test_a_folder_whose_sync_fails_fails_the_write(tmp_path, monkeypatch, name):
     syncing_folders_fails(monkeypatch, getattr(errno, name))
     with pytest.raises(PeerError, match=f"Errno {getattr(errno, name)}"):
         prepared(sink, 0, 1, ["b"])
-    with pytest.raises(OSError, match=f"Errno {getattr(errno, name)}"):
+    with pytest.raises(OSError, match=rf"Errno {getattr(errno, name)}\] .*: '{sink.path}"):
         job_committer(sink).commit(0, (handle,))
     assert visible(sink) == []
+
+
+def test_a_disk_that_is_full_at_the_commit_is_named(tmp_path, monkeypatch):
+    sink = FileSink(str(tmp_path))
+    committer = job_committer(sink)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=rf"No space left on device: '{sink.path}/{WORK}"):
+        committer.commit(0, ())
 
 
 def syncing_folders_fails(monkeypatch, code: int) -> list[int]:
