@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE, LoggedChanges, LoggedRelation, Tuples
 from headrace.connectors.postgresql.types import OutOfRange, PgTable, arrow_array, arrow_type
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import CorruptDataError, UsageError
 
 SNAPSHOT = "snapshot"
 _OPERATIONS = {INSERT: "insert", UPDATE: "update", DELETE: "delete", TRUNCATE: "truncate"}
@@ -71,7 +71,7 @@ class TableRows:
 
     def placed(self, changes: LoggedChanges) -> tuple[pa.RecordBatch, pa.Int64Array]:
         """Also the place of each row among all changes of its batch. Raises as `changes` does."""
-        self._check_columns(changes)
+        difference = self._check_columns(changes)
         numbers = {column.name: number for number, column in enumerate(changes.relation.columns)}
         order = [numbers.get(column.name) for column in self.table.columns]
         new, old = _texts_of(changes.new, order), _texts_of(changes.old, order)
@@ -90,10 +90,18 @@ class TableRows:
             previous = [texts.take(old_rows) for texts in old]
             new = [_filled(*column) for column in zip(new, unchanged, previous, strict=True)]
             unchanged = [at.filter(texts.take(at).is_null()) for at, texts in zip(unchanged, previous, strict=True)]
-        values = [
-            arrow_array(column, _joined(after, before), self._out_of_range)
-            for column, after, before in zip(self.table.columns, new, old, strict=True)
-        ]
+        try:
+            values = [
+                arrow_array(column, _joined(after, before), self._out_of_range)
+                for column, after, before in zip(self.table.columns, new, old, strict=True)
+            ]
+        except CorruptDataError as error:
+            if difference is None:
+                raise
+            raise UsageError(
+                f"the log has changes of {self.table.full_name} from before it was altered ({difference}), whose values are none "
+                f"of the types that it has now: {error}. So {NEW_SNAPSHOT}"
+            ) from error
         before = _struct(self.values, [_taken(array, rows.before) for array in values], rows.before) if is_full else None
         batch = self._batch(
             _NAMES.take(pc.index_in(rows.operations, _CODES)),
@@ -116,15 +124,16 @@ class TableRows:
             has_more = pc.or_(has_more, texts.is_valid())
         return pc.if_else(has_more.take(pc.subtract(places, first)), places, pa.scalar(None, pa.int64()))
 
-    def _check_columns(self, changes: LoggedChanges) -> None:
+    def _check_columns(self, changes: LoggedChanges) -> str | None:
+        """In which columns changes that can be read are of another table than it is now."""
         difference = difference_of(self.table, changes.relation)
         if difference is None:
-            return
+            return None
         is_older = pc.max(changes.lsns).as_py() <= self._known_at
         known = {column.name for column in self.table.columns}
         found = {column.name for column in changes.relation.columns}
         if is_older and not (known - found and found - known):
-            return
+            return difference
         if is_older:
             raise UsageError(
                 f"the log has changes of {self.table.full_name} with other columns than it has now ({difference}). One that "

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.connectors.postgresql.pgoutput import Decoder, LoggedChanges
 from headrace.connectors.postgresql.rows import SeveralTablesRows, TableRows
 from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import CorruptDataError, UsageError
 from tests.helpers.pgoutput import COLUMNS, LSN, OID, XID, commit, delete, insert, relation, start, truncate, update
 
 IDENTITIES = {"default": "d", "full": "f", "keys of partitions": "f"}
@@ -147,6 +147,17 @@ def test_a_column_that_may_have_been_renamed_is_refused():
     columns = [COLUMNS[0], COLUMNS[1], ("renamed", 25, False)]
     (batch,) = Decoder().decode([start(), relation(columns), insert(b"1", b"a", b"b"), commit()])
     with pytest.raises(UsageError, match=r"One that was renamed cannot be found: take a new snapshot"):
+        TableRows(table(), known_at=LSN).changes(batch.changes[0])
+
+
+def test_values_of_before_that_are_none_of_a_columns_type_now_end_the_job():
+    """They will never be others: it would be started again for ever."""
+    described = relation([("id", 25, True), *COLUMNS[1:]])
+    (batch,) = Decoder().decode([start(), described, insert(b"one", b"a", b"b"), commit()])
+    with pytest.raises(UsageError, match=r"before it was altered \(columns of another type: id\), .* So take a new snapshot"):
+        TableRows(table(), known_at=LSN).changes(batch.changes[0])
+    (batch,) = Decoder().decode([start(), relation(), insert(b"one", b"a", b"b"), commit()])
+    with pytest.raises(CorruptDataError, match="'one'"):
         TableRows(table(), known_at=LSN).changes(batch.changes[0])
 
 
