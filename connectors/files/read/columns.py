@@ -263,15 +263,16 @@ def digest_of(schema: pa.Schema) -> str:
 
 
 def check_names(found: Sequence[str], wanted: Sequence[str], known: Sequence[str]) -> None:
-    """Raise CorruptDataError for a column that a file has in another case only: it would be null in all rows.
+    """Raise CorruptDataError for a column that a file has in another case, or with spaces around it, only: it would be null in
+    all rows.
 
     `known`: the schema's. A file that has none of them is none of these files, and all would be null.
     """
-    others = {name.lower(): name for name in found if name not in wanted}
+    others = {name.strip().lower(): name for name in found if name not in wanted}
     for name in wanted:
-        if name not in found and name.lower() in others:
+        if name not in found and (other := others.get(name.strip().lower())) is not None:
             raise CorruptDataError(
-                f"it has {others[name.lower()]!r}, and not {name!r}: give the schema its names as files have them"
+                f"it has {other!r}, and not {name!r}: give the schema its names as files have them"
             )
     if known and not set(known) & set(found):
         raise CorruptDataError(

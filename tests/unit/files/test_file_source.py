@@ -231,13 +231,15 @@ def test_only_columns_that_are_asked_for_are_read(tmp_path):
 
 # --- schemas ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("format_", ["parquet", "csv"])
-def test_names_differ_in_more_than_case(tmp_path, format_):
-    """Or the column would be null in all rows, where Spark's own reader finds it."""
+def test_names_differ_in_more_than_case_and_spaces(tmp_path, format_):
+    """Or the column would be null in all rows, where Spark's own reader finds it, or people do."""
     (tmp_path / "f").write_text(CSV)
     if format_ == "parquet":
         parquet(tmp_path / "f")
     with pytest.raises(CorruptDataError, match="it has 'a', and not 'A'"):
         rows(FileSource(tmp_path, format=format_, schema=pa.schema([("A", pa.int64()), ("c", pa.int8())])))
+    with pytest.raises(CorruptDataError, match="it has 'a', and not ' a'"):
+        rows(FileSource(tmp_path, format=format_, schema=pa.schema([(" a", pa.int64()), ("c", pa.int8())])))
     both = pa.schema([("A", pa.int64()), ("a", pa.int64())])
     assert rows(FileSource(tmp_path, format=format_, schema=both))[0] == (None, 0)
 
