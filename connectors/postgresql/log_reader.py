@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,11 +24,17 @@ from headrace.connectors.postgresql.rows import OneTableRows, TableRows
 from headrace.connectors.postgresql.seam import SeamFilter
 from headrace.connectors.postgresql.snapshot import KeyOrder, created_again
 from headrace.connectors.postgresql.splits import ChangesSplit, Key, LogSplit, TableSeam
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import RetriableError, UsageError
 from headrace.enumerator.source import SplitBatch
+
+log = logging.getLogger(__name__)
 
 _PAGE_BYTES = 8192
 """What the server reports as sent may end this far before the end of its log, where a page starts."""
+
+
+_AWAY_S = 1.0
+"""Who has not polled for longer may find that the server has closed the connection (wal_sender_timeout), and connects again."""
 
 
 class SlotPlace(NamedTuple):
@@ -74,6 +81,7 @@ class LogReader:
         if added is not None:
             split = added.taken_over(split)
         self._end = self._durable = 0
+        self._polled_s = 0.0
         self._connection: psycopg.Connection | None = None
         self._orders: dict[str, KeyOrder] = {}
         self._begin(split)
@@ -99,6 +107,19 @@ class LogReader:
         """
         if self._added is not None and self._added.may_read(self._split):
             return self._read_chunk(self._added)
+        was_away = self._is_started and time.monotonic() - self._polled_s > _AWAY_S
+        try:
+            return self._polled(timeout)
+        except RetriableError as error:
+            if not was_away:
+                raise
+            log.warning("%s. Rows were being written for so long that the server took this reader for gone: it is back", error)
+            self._begin_again(self._split)
+            return self._polled(timeout)
+        finally:
+            self._polled_s = time.monotonic()
+
+    def _polled(self, timeout: float) -> SplitBatch[ChangesSplit] | None:
         if not self._is_started:
             self._start()
         if self._durable:
@@ -113,11 +134,15 @@ class LogReader:
     def _read_chunk(self, added: AddedTables) -> SplitBatch[ChangesSplit]:
         """A new connection continues the log: the sender of this one knows the tables as they were."""
         split, oid, texts = added.read_next(self._split)
+        self._begin_again(split)
+        return SplitBatch(split, self._rows.snapshot(oid, texts, split.position.lsn))
+
+    def _begin_again(self, split: LogSplit) -> None:
+        """By another connection."""
         if self._is_started:
             self._log.close()
             self._decoder.close()
         self._begin(split)
-        return SplitBatch(split, self._rows.snapshot(oid, texts, split.position.lsn))
 
     def _next(self, until: float) -> Decoded | None:
         """A part of a transaction that was received may be none that can be delivered yet."""
@@ -140,9 +165,12 @@ class LogReader:
         return True
 
     def confirm(self, lsn: int) -> None:
-        """What is before this is durable: the server may forget it."""
+        """What is before this is durable: the server may forget it. If the connection is lost, that is known at the next poll."""
         if self._is_started:
-            self._log.confirm(lsn)
+            try:
+                self._log.confirm(lsn)
+            except RetriableError:
+                self._durable = lsn
 
     def confirm_later(self, lsn: int) -> None:
         """As `confirm`, by the next `poll`. Called in any thread."""

@@ -113,7 +113,8 @@ class LogConnection:
                 connection.finish()
                 raise
         self._connection = connection
-        self._confirmed = self._received = self._passed = lsn
+        self._received = self._passed = lsn
+        self._confirmed = 0  # what is before `lsn` was read, and need not be durable yet
         self._silent_s, self._has_asked, self._gap = 0.0, False, None
         return system
 

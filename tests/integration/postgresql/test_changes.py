@@ -767,6 +767,45 @@ def test_a_table_that_a_query_of_spark_has_left_out_for_a_while_is_read_again(ur
     psql(url, "DROP TABLE public.later")
 
 
+def test_a_chunk_of_a_table_that_was_added_confirms_nothing_that_is_not_durable(url: str) -> None:
+    """The log continues behind it by a new connection, at what was read, and a crash may go back to before that."""
+
+    def source() -> ChangesSource:
+        return ChangesSource(url, tables=["*"], publication="orders", slot=SLOT, chunk_rows=1000)
+
+    with EmbeddedRun(source(), clock=time.monotonic) as run:
+        read_some(run, 3000)
+        run.poll(0.1)
+        state = run.checkpoint()
+    psql(url, "CREATE TABLE public.later (n int)", "INSERT INTO public.later VALUES (1)")
+    psql(url, "ALTER PUBLICATION orders ADD TABLE public.later")
+    with EmbeddedRun(source(), clock=time.monotonic, checkpoint=state) as run:
+        run.poll(0.2)
+        state = run.checkpoint()
+        psql(url, "INSERT INTO public.orders VALUES (9000, 'p', 'read')")
+        assert len(read_some(run, 2)) == 2
+        psql(url, "INSERT INTO public.orders VALUES (9001, 'p', 'read')")
+        read_some(run, 1)
+        run.checkpoint_completed()
+        run.poll(0.2)
+    with EmbeddedRun(source(), clock=time.monotonic, checkpoint=state) as run:
+        assert len(read_some(run, 3)) == 3
+    psql(url, "DROP TABLE public.later")
+
+
+def test_a_reader_that_has_written_for_longer_than_the_server_waits_continues(url: str) -> None:
+    impatient = f"{url}?options=-c%20wal_sender_timeout%3D500ms"
+    with EmbeddedRun(source_of(impatient, chunk_rows=3000), clock=time.monotonic) as run:
+        read_some(run, 3000)
+        run.poll(0.1)
+        for number in range(3):
+            psql(url, f"INSERT INTO public.orders VALUES ({9000 + number}, 'p', 'read')")
+            assert [row["id"] for row in read_some(run, 1)] == [9000 + number]
+            run.checkpoint()
+            time.sleep(1.5)
+            run.checkpoint_completed()
+
+
 ALTERED = ("ALTER PUBLICATION orders DROP TABLE public.orders", "ALTER PUBLICATION orders ADD TABLE public.orders")
 OUT_AND_BACK = {
     "running": ALTERED,
