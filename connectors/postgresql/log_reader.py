@@ -165,7 +165,7 @@ class LogReader:
         return True
 
     def confirm(self, lsn: int) -> None:
-        """What is before this is durable: the server may forget it. If the connection is lost, that is known at the next poll."""
+        """What is before this is durable: the server may forget it. That the connection is lost, the next poll finds out."""
         if self._is_started:
             try:
                 self._log.confirm(lsn)

@@ -99,8 +99,8 @@ class TableRows:
             if difference is None:
                 raise
             raise UsageError(
-                f"the log has changes of {self.table.full_name} from before it was altered ({difference}), whose values are none "
-                f"of the types that it has now: {error}. So {NEW_SNAPSHOT}"
+                f"the log has changes of {self.table.full_name} made before it was altered ({difference}): their values are "
+                f"none of the types that it has now: {error}. So {NEW_SNAPSHOT}"
             ) from error
         before = _struct(self.values, [_taken(array, rows.before) for array in values], rows.before) if is_full else None
         batch = self._batch(

@@ -471,7 +471,7 @@ def _record(text: str, size: int, place: _Place) -> list[str | None]:
     if len(values) != size:
         raise UsageError(
             f"column {place.column!r}: {_shown(text)} has not the {size} fields of the type {place.type}: ALTER TYPE has "
-            f"changed it. Start again to read it as it is now; where the log still has values of before, {NEW_SNAPSHOT}"
+            f"changed it. Start again to read it as it is now; where the log still has earlier values, {NEW_SNAPSHOT}"
         )
     return values
 

@@ -271,9 +271,7 @@ def check_names(found: Sequence[str], wanted: Sequence[str], known: Sequence[str
     others = {name.strip().lower(): name for name in found if name not in wanted}
     for name in wanted:
         if name not in found and (other := others.get(name.strip().lower())) is not None:
-            raise CorruptDataError(
-                f"it has {other!r}, and not {name!r}: give the schema its names as files have them"
-            )
+            raise CorruptDataError(f"it has {other!r}, and not {name!r}: give the schema its names as files have them")
     if known and not set(known) & set(found):
         raise CorruptDataError(
             f"it has none of the columns {', '.join(known)}, and has {', '.join(found)[:1000]}: it may have no line of names, "

@@ -567,7 +567,7 @@ def test_a_large_value_that_the_log_leaves_out_is_an_error_a_name_or_there(url: 
 
 
 def test_a_partition_does_not_inherit_that_its_full_row_is_logged(url: str) -> None:
-    """The log says that it is, as its root has it, and has the key alone."""
+    """The log has it as its root has it, and the key alone."""
     psql(
         url,
         "CREATE TABLE public.parts (id int, part int, value text, large text, PRIMARY KEY (id, part)) PARTITION BY LIST (part)",

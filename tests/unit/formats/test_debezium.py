@@ -129,7 +129,7 @@ def test_envelopes_are_made_of_what_the_source_gives():
 
 
 def test_a_large_value_that_the_log_leaves_out_is_never_a_null():
-    """A null would be written by who reads the topic."""
+    """A reader of the topic would write the null."""
     mark = "__debezium_unavailable_value"
     values = {"bytes": pa.binary(), "texts": pa.list_(pa.string()), "numbers": pa.list_(pa.int64())}
     kind = pa.schema([("_op", pa.string()), ("_unchanged", pa.list_(pa.string())), ("id", pa.int64()), *values.items()])

@@ -154,7 +154,7 @@ def test_values_of_before_that_are_none_of_a_columns_type_now_end_the_job():
     """They will never be others: it would be started again for ever."""
     described = relation([("id", 25, True), *COLUMNS[1:]])
     (batch,) = Decoder().decode([start(), described, insert(b"one", b"a", b"b"), commit()])
-    with pytest.raises(UsageError, match=r"before it was altered \(columns of another type: id\), .* So take a new snapshot"):
+    with pytest.raises(UsageError, match=r"before it was altered \(columns of another type: id\): .* So take a new snapshot"):
         TableRows(table(), known_at=LSN).changes(batch.changes[0])
     (batch,) = Decoder().decode([start(), relation(), insert(b"one", b"a", b"b"), commit()])
     with pytest.raises(CorruptDataError, match="'one'"):
