@@ -82,8 +82,8 @@ def check_size(connection: psycopg.Connection, followed: Followed, rows: int) ->
     query = sql.SQL("SELECT true FROM {} OFFSET {} LIMIT 1").format(_from(followed), sql.Literal(rows))
     if connection.execute(query).fetchone() is not None:
         raise UsageError(
-            f"table {followed.table.full_name} has no primary key that is published, to cut it into chunks, and more than "
-            f"{rows} rows: give it a key, set chunk_rows to more than its rows, or snapshot='never'"
+            f"table {followed.table.full_name} has no primary key to cut it into chunks (or none that is published), and more "
+            f"than {rows} rows: give it a key, set chunk_rows to more than its rows, or snapshot='never'"
         )
 
 
