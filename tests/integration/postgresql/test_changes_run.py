@@ -24,8 +24,8 @@ from headrace.testing.servers.databases import Database
 from tests.helpers.databases import psql
 from tests.helpers.python_path import ROOT, started
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(240)]
-TIMEOUT_S = 120.0
+pytestmark = [pytest.mark.full, pytest.mark.timeout(480)]
+TIMEOUT_S = 240.0
 ROWS = 4000
 
 
