@@ -343,6 +343,11 @@ class PublishedTable:
     row_filter: str | None = None
     published_by: tuple[int, ...] = ()
 
+    @property
+    def full_name(self) -> str:
+        """With its schema."""
+        return f"{self.schema}.{self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class PgPublication:

@@ -148,8 +148,7 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
         """`number`: of the stage, for the split. `stage`: of a `ChangesDiscovery`. `tables`: of the split, without an end."""
         self._source = source
         self._number, self._end, self._stage, self._tables = number, end, stage, tables
-        self._said: tuple[list[str], ...] = [], [], []
-        self._said_joined: str | None = None
+        self._said: dict[str, str] = {}
 
     def initial(self) -> DiscoveryResult[ChangesSplit]:
         if self._end is not None:
@@ -187,38 +186,39 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
                 )
 
     def _say_what_has_changed(self, published: Mapping[int, catalog.PublishedTable], unpublished: Collection[str]) -> None:
-        """Once of the same. The server sends no changes of one that left the publication, and no word of that."""
+        """The server sends no changes of a table that left the publication, and no word of that."""
+        publication = self._source.publication
         followed = {each.table.oid: each.table.full_name for each in self._source.followed}
-        left = [name for oid, name in followed.items() if oid not in published]
-        silent = sorted(unpublished)
-        names = {oid: f"{each.schema}.{each.name}" for oid, each in published.items() if oid in followed}
-        renamed = [f"{followed[oid]} is named {name}" for oid, name in names.items() if name != followed[oid]]
-        if left and left != self._said[0]:
-            log.warning("publication %s no longer has %s: no changes come", self._source.publication, ", ".join(left))
-        if silent and silent != self._said[1]:
-            log.warning("publication %s does not publish %s: the copy lacks them", self._source.publication, ", ".join(silent))
-        if renamed and renamed != self._said[2]:
-            said = ", ".join(renamed)
-            log.warning("%s now: its changes are still read, and those of a table that takes its name are not", said)
-        self._said = left, silent, renamed
+        left = ", ".join(name for oid, name in followed.items() if oid not in published)
+        names = {oid: each.full_name for oid, each in published.items() if oid in followed}
+        renamed = ", ".join(f"{followed[oid]} is named {name}" for oid, name in names.items() if name != followed[oid])
+        silent = ", ".join(sorted(unpublished))
+        self._say("left", left and f"publication {publication} no longer has {left}: no changes come")
+        self._say("unpublished", silent and f"publication {publication} does not publish {silent}: the copy lacks them")
+        its = "its changes are still read, and those of a table that takes its name are not"
+        self._say("renamed", renamed and f"{renamed} now: {its}")
 
     def _replan(self, published: Mapping[int, catalog.PublishedTable]) -> str | None:
-        """What a start of the job is for: tables that have joined, unless it would fail by one. Logged once of the same."""
+        """What a start of the job is for: tables that have joined, unless it would fail by one."""
         followed = {each.table.oid for each in self._source.followed}
-        joined = {oid: f"{each.schema}.{each.name}" for oid, each in published.items() if self._is_named(each)}
-        joined = {oid: name for oid, name in joined.items() if oid not in followed}
-        replan = said = None
-        if joined:
-            change = f"publication {self._source.publication} has {', '.join(sorted(joined.values()))} now"
-            try:
-                self._source.check_added(joined)
-                replan, said = change, f"{change}: the job reads it from its next start on"
-            except (UsageError, DataLossError, AuthenticationError) as error:
-                said = f"{change}, and the job's next start would fail: {error}"
-        if said not in (None, self._said_joined):
+        joined = {oid: each.full_name for oid, each in published.items() if oid not in followed and self._is_named(each)}
+        if not joined:
+            self._say("joined", "")
+            return None
+        change = f"publication {self._source.publication} has {', '.join(sorted(joined.values()))} now"
+        try:
+            self._source.check_added(joined)
+        except (UsageError, DataLossError, AuthenticationError) as error:
+            self._say("joined", f"{change}, and the job's next start would fail: {error}")
+            return None
+        self._say("joined", f"{change}: the job reads it from its next start on")
+        return change
+
+    def _say(self, what: str, said: str) -> None:
+        """Once of the same. Nothing, if there is nothing to say of this now."""
+        if said and said != self._said.get(what):
             log.warning("%s", said)
-        self._said_joined = said
-        return replan
+        self._said[what] = said
 
     def _is_named(self, table: catalog.PublishedTable) -> bool:
         return any(pattern.matches(table.schema, table.name) for pattern in self._source.tables)
