@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
@@ -65,7 +66,8 @@ def debezium_envelope(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBa
         raise UsageError(f"Debezium's envelope needs the column {missing[0]!r}, and there are {', '.join(batch.schema.names)}")
     about = {name: batch.column(name) for name in batch.schema.names if name in _ABOUT_CHANGES}
     own = [name for name in batch.schema.names if name not in _ABOUT_CHANGES]
-    columns = {name: _with_unavailable(batch.column(name), name, about.get("_unchanged")) for name in own}
+    left_out = _left_out(about["_unchanged"]) if "_unchanged" in about else {}
+    columns = {name: _with_unavailable(batch.column(name), name, left_out.get(name)) for name in own}
     op, is_delete = about["_op"], pc.equal(about["_op"], "delete")
     truncated = pc.equal(op, "truncate")
     key = _struct({name: columns[name] for name in keys}, truncated)
@@ -116,9 +118,17 @@ def _source(about: dict[str, pa.Array], committed_ms: pa.Int64Array) -> pa.Struc
     )
 
 
-def _with_unavailable(column: pa.Array, name: str, unchanged: pa.ListArray | None) -> pa.Array:
-    left_out = [name in (names or ()) for names in unchanged.to_pylist()] if unchanged is not None else []
-    if not any(left_out):
+def _left_out(unchanged: pa.ListArray) -> dict[str, npt.NDArray[np.bool_]]:
+    """Names of columns -> of which rows the log leaves out their values."""
+    names, rows = pc.list_flatten(unchanged), pc.list_parent_indices(unchanged)
+    found = {name: np.zeros(len(unchanged), bool) for name in pc.unique(names).to_pylist()}
+    for name, is_left_out in found.items():
+        is_left_out[rows.filter(pc.equal(names, name)).to_numpy()] = True
+    return found
+
+
+def _with_unavailable(column: pa.Array, name: str, left_out: npt.NDArray[np.bool_] | None) -> pa.Array:
+    if left_out is None:
         return column
     value = _unavailable(column.type)
     if value is None:
@@ -126,7 +136,7 @@ def _with_unavailable(column: pa.Array, name: str, unchanged: pa.ListArray | Non
             f"a change leaves out the value of {name!r}, which is large and as before, and Debezium marks no {column.type}: "
             "have all values in the log (REPLICA IDENTITY FULL), or leave such rows out"
         )
-    marks = pa.array([value if is_left_out else None for is_left_out in left_out], column.type)
+    marks = pa.array([value], column.type).take(pa.nulls(len(column), pa.int64()).fill_null(0))
     return pc.if_else(pa.array(left_out), marks, column)
 
 
