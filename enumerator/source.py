@@ -284,7 +284,7 @@ class Source(ABC, Generic[SplitT]):
         return True
 
     def repeats(self, splits: Sequence[SplitT]) -> bool:
-        """Whether these splits do, where others may not. Asked of a source that is not `repeatable`. Default: False."""
+        """Whether these splits are repeatable, where others may not be. Default: as `repeatable` is."""
         return self.repeatable
 
     @property

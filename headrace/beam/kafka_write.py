@@ -209,21 +209,21 @@ def _pair(element: Any) -> dict[str, Any]:
 
 
 def _row(element: Any, topic: str) -> dict[str, Any]:
-    parts = (element, *(getattr(element, "headers", None) or ()))
-    for each in parts:
-        if not (hasattr(each, "key") and hasattr(each, "value")):
-            kind = type(each).__name__
-            raise UsageError(f"WriteToKafka with with_headers takes rows, and headers, with a key and a value, not {kind}")
     headers, timestamp = getattr(element, "headers", None), getattr(element, "timestamp", None)
     is_read = hasattr(element, "offset")
-    return {
-        "key": element.key,
-        "value": element.value,
-        "headers": None if headers is None else [{"key": header.key, "value": header.value} for header in headers],
-        "partition": None if is_read else getattr(element, "partition", None),
-        "timestamp": None if is_read and timestamp == -1 else timestamp,  # as `KafkaRecord` has it
-        "topic": topic if is_read else getattr(element, "topic", None) or topic,
-    }
+    try:
+        return {
+            "key": element.key,
+            "value": element.value,
+            "headers": None if headers is None else [{"key": header.key, "value": header.value} for header in headers],
+            "partition": None if is_read else getattr(element, "partition", None),
+            "timestamp": None if is_read and timestamp == -1 else timestamp,  # as `KafkaRecord` has it
+            "topic": topic if is_read else getattr(element, "topic", None) or topic,
+        }
+    except AttributeError as error:
+        kind = type(error.obj).__name__
+        what = "WriteToKafka with with_headers takes rows, and headers, with a key and a value"
+        raise UsageError(f"{what}, not {kind}") from None
 
 
 def _with_topic(batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:

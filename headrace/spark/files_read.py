@@ -5,7 +5,6 @@ Names are those of Spark's own file source where it has the same; case is ignore
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -22,10 +21,8 @@ from headrace.runners.restarts import duration_s
 from headrace.runners.spark.bounded import BoundedReader, pickled, spark_types
 from headrace.runners.spark.split_readers import SplitStreamReader
 from headrace.runners.spark.split_stream import SplitRead
-from headrace.spark.options import Option, OptionTable, boolean, choice, integer, json_object, one_of, text
+from headrace.spark.options import Option, OptionTable, boolean, check_for_batch, choice, integer, json_object, one_of, text
 from headrace.spark.time_zone import session_time_zone, zone
-
-log = logging.getLogger(__name__)
 
 _STREAM_ONLY = ("discoveryInterval", "maxFilesPerTrigger", "maxBytesPerTrigger", "cleanSource", "sourceArchiveDir")
 
@@ -110,13 +107,7 @@ def file_reader(options: Mapping[str, str], schema: StructType, inferred: str | 
     Raises UsageError naming the option that is missing, unknown or wrong.
     """
     arrow, given = to_arrow_schema(schema, timezone="UTC"), OPTIONS.parse(options)[0]
-    if "startFromSavepoint" in given:
-        raise UsageError(
-            "option 'startFromSavepoint' is for streaming queries: a batch read has no checkpoint to continue from"
-        )
-    for name in _STREAM_ONLY:
-        if name in given:
-            log.warning("%s option ignored in batch queries", name)
+    check_for_batch(given, _STREAM_ONLY)
     return BoundedReader(pickled(_source(given, arrow, inferred, watch=False)), arrow)
 
 

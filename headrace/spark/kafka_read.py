@@ -25,6 +25,7 @@ from headrace.spark.jvm_checkpoint import JvmCheckpoint
 from headrace.spark.kafka_formats import REGISTRY_PREFIX, read_formats
 from headrace.spark.kafka_offsets import KafkaOffsets
 from headrace.spark.kafka_options import SOURCE_OPTIONS, check_properties
+from headrace.spark.options import check_for_batch
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -158,10 +159,7 @@ def _check_stream(given: Mapping[str, Any]) -> None:
 
 
 def _check_batch(given: Mapping[str, Any]) -> None:
-    if "startFromSavepoint" in given:
-        raise UsageError(
-            "option 'startFromSavepoint' is for streaming queries: a batch read has no checkpoint to continue from"
-        )
+    check_for_batch(given, _STREAM_ONLY)
     starts = None if any(name in given for name in _STARTS[:2]) else given.get("startingOffsets")
     ends = None if any(name in given for name in _STOPS[:2]) else given.get("endingOffsets")
     if starts == Latest():
@@ -176,9 +174,6 @@ def _check_batch(given: Mapping[str, Any]) -> None:
             raise UsageError(f"ending offset for {topic}-{partition} can't be earliest for batch queries on Kafka")
     _check_range(starts, ends, "offset")
     _check_range(given.get("startingOffsetsByTimestamp"), given.get("endingOffsetsByTimestamp"), "timestamp")
-    for name in _STREAM_ONLY:
-        if name in given:
-            log.warning("%s option ignored in batch queries", name)
 
 
 def _check_range(starts: object, ends: object, what: str) -> None:

@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -211,6 +211,17 @@ class OptionTable:
 def checkpoint_location(options: Mapping[str, str]) -> str | None:
     """The query's, where an option names it."""
     return next((value for name, value in options.items() if name.lower() == "checkpointlocation"), None)
+
+
+def check_for_batch(given: Mapping[str, Any], stream_only: Iterable[str]) -> None:
+    """Of a batch read: warn of each option that only streams have. Raises UsageError for a savepoint to continue from."""
+    if "startFromSavepoint" in given:
+        raise UsageError(
+            "option 'startFromSavepoint' is for streaming queries: a batch read has no checkpoint to continue from"
+        )
+    for name in stream_only:
+        if name in given:
+            log.warning("%s option ignored in batch queries", name)
 
 
 @functools.lru_cache(maxsize=256)

@@ -56,8 +56,8 @@ def _wanted_columns(read: LogRead[OffsetSplitT], wanted: StructType) -> list[str
 
 def _is_never_null(field: StructField) -> bool:
     """Whether the column, or a part of it, is said to be never null."""
-    stored = json.dumps(field.jsonValue())
-    return any(f'"{name}": false' in stored for name in ("nullable", "containsNull", "valueContainsNull"))
+    alone = StructType([field])
+    return bool(alone != alone.toNullable())
 
 
 class SplitsPartition(InputPartition, Generic[SplitT]):

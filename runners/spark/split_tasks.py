@@ -101,7 +101,8 @@ class OpenTask(Generic[SplitT]):
                     quiet_until = clock() + IDLE_S
                 elif batch.is_behind and clock() - started < self.stall_s:
                     quiet_until = clock() + (IDLE_S if batches else self.wait_s)
-                    until = until if batches else max(until, quiet_until)
+                    if not batches:
+                        until = max(until, quiet_until)
                 elif clock() >= quiet_until and not self.source.finite_splits:
                     break  # others' records only
         return batches, TaskEnds(ends, is_limited and bool(batches))
