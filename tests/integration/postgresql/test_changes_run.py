@@ -1,5 +1,7 @@
 """The lines of the guide against a real server: a table is copied while it is written, and the job killed."""
 
+from __future__ import annotations
+
 import os
 import re
 import signal
@@ -7,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -142,10 +145,41 @@ def kill_a_worker(run: subprocess.Popen[bytes]) -> None:
     workers[0].kill()
 
 
-def kill(run: subprocess.Popen[bytes]) -> None:
-    """With all that is in its session, such as the JVM."""
-    os.killpg(run.pid, signal.SIGKILL)
-    assert run.wait() == -signal.SIGKILL
+@dataclass
+class Job:
+    """A script that runs in its own session. A context, after which it does not."""
+
+    script: Path
+    log: Path
+
+    def __enter__(self) -> Job:
+        self.run = started(self.script, self.log)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.run.pid, signal.SIGKILL)
+        self.run.wait()
+
+    def kill_and_start(self) -> None:
+        """With all that is in its session, such as the JVM."""
+        os.killpg(self.run.pid, signal.SIGKILL)
+        assert self.run.wait() == -signal.SIGKILL
+        self.run = started(self.script, self.log)
+
+    def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
+        """It runs meanwhile."""
+
+        def check() -> None:
+            assert self.run.poll() is None, self.log.read_text()
+            if not is_so():
+                raise RetriableError(self.log.read_text()[-3000:])
+
+        wait_until(check, what, TIMEOUT_S)
+
+    def stop(self) -> None:
+        self.run.send_signal(signal.SIGTERM)
+        assert self.run.wait(TIMEOUT_S) == 0, self.log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -169,46 +203,28 @@ def test_a_table_is_copied_through_kills_in_the_snapshot_and_in_the_log(
         f"INSERT INTO public.orders SELECT n, 'old' FROM generate_series(1, {ROWS}) AS n",
         "CREATE PUBLICATION orders FOR TABLE public.orders",
     )
-    log, job = tmp_path / "log", JOBS[engine](server.url, tmp_path)
     copied = partial(in_database, copy_of(server.url)) if engine == "copy" else partial(in_delta, tmp_path / "table")
-
-    def has(wanted: Callable[[dict[int, str]], bool]) -> Callable[[], None]:
-        def check() -> None:
-            assert run.poll() is None, log.read_text()
-            if not wanted(copied()):
-                raise RetriableError(log.read_text()[-3000:])
-
-        return check
-
-    run = started(job, log)
-    try:
-        wait_until(has(lambda rows: len(rows) > 0), "the first chunks", TIMEOUT_S)
+    with Job(JOBS[engine](server.url, tmp_path), tmp_path / "log") as job:
+        job.wait_until(lambda: len(copied()) > 0, "the first chunks")
         psql(server.url, "UPDATE public.orders SET value = 'new' WHERE id % 7 = 0")
         psql(server.url, "DELETE FROM public.orders WHERE id % 11 = 0")
         assert len(copied()) < ROWS * 10 // 11, "it is past the snapshot already"
-        kill(run)
-        run = started(job, log)
+        job.kill_and_start()
         psql(server.url, "UPDATE public.orders SET id = -id WHERE id % 13 = 0")
-        wait_until(has(lambda rows: any(key < 0 for key in rows)), "the log", TIMEOUT_S)
+        job.wait_until(lambda: any(key < 0 for key in copied()), "the log")
         ((in_the_log,),) = psql(server.url, "SELECT pg_current_wal_lsn()::text")
         psql(server.url, "INSERT INTO public.orders SELECT n, 'more' FROM generate_series(5001, 7000) AS n")
         if engine != "spark":
-            kill_a_worker(run)
+            kill_a_worker(job.run)
         else:
-            kill(run)
-            run = started(job, log)
+            job.kill_and_start()
         psql(server.url, "DELETE FROM public.orders WHERE id % 17 = 0")
         wanted = in_database(server.url)
-        wait_until(has(lambda rows: rows == wanted), "all changes", TIMEOUT_S)
+        job.wait_until(lambda: copied() == wanted, "all changes")
         place = f"SELECT confirmed_flush_lsn >= '{in_the_log}'::pg_lsn FROM pg_replication_slots"
         wait_until(lambda: moved(psql(server.url, place)), "the slot", TIMEOUT_S)
         if engine != "spark":
-            run.send_signal(signal.SIGTERM)
-            assert run.wait(TIMEOUT_S) == 0, log.read_text()
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(run.pid, signal.SIGKILL)
-        run.wait()
+            job.stop()
 
 
 @contextmanager
@@ -255,47 +271,30 @@ def test_a_table_that_is_published_while_the_run_runs_is_copied_by_itself_throug
         "INSERT INTO public.orders VALUES (1, 0)",
         "CREATE PUBLICATION orders FOR TABLE public.orders",
     )
-    log, job, copy = tmp_path / "log", added_job(server.url, tmp_path), tmp_path / "table"
+    log, copy = tmp_path / "log", tmp_path / "table"
     started_again = "starting again after a checkpoint, as publication orders has public.lines now"
-
-    def read(wanted: Callable[[], bool]) -> Callable[[], None]:
-        def check() -> None:
-            assert run.poll() is None, log.read_text()
-            if not wanted():
-                raise RetriableError(log.read_text()[-3000:])
-
-        return check
-
-    run = started(job, log)
-    try:
-        wait_until(read(lambda: len(values_of(copy, "public.orders")) == 1), "the first table", TIMEOUT_S)
+    with Job(added_job(server.url, tmp_path), log) as job:
+        job.wait_until(lambda: len(values_of(copy, "public.orders")) == 1, "the first table")
         psql(server.url, "CREATE TABLE public.lines (id bigint PRIMARY KEY, value bigint NOT NULL)")
         psql(server.url, f"INSERT INTO public.lines SELECT n, 0 FROM generate_series(1, {ROWS - 1}) AS n")
         with counting_up(server.url, "public.orders", "public.lines"):
             psql(server.url, "ALTER PUBLICATION orders ADD TABLE public.lines")
-            wait_until(read(lambda: started_again in log.read_text()), "that it is found", TIMEOUT_S)
-            kill(run)
-            run = started(job, log)
-            wait_until(read(lambda: len(values_of(copy, "public.lines")) > 0), "its first chunks", TIMEOUT_S)
+            job.wait_until(lambda: started_again in log.read_text(), "that it is found")
+            job.kill_and_start()
+            job.wait_until(lambda: len(values_of(copy, "public.lines")) > 0, "its first chunks")
             assert len(values_of(copy, "public.lines")) < ROWS - 1, "it is past its chunks already"
-            kill(run)
-            run = started(job, log)
-            wait_until(read(lambda: len(values_of(copy, "public.lines")) > ROWS), "its changes", TIMEOUT_S)
+            job.kill_and_start()
+            job.wait_until(lambda: len(values_of(copy, "public.lines")) > ROWS, "its changes")
         for table in ("public.orders", "public.lines"):
             wanted = dict(psql(server.url, f"SELECT id, value FROM {table}"))
 
             def is_whole(table: str = table, wanted: dict[int, int] = wanted) -> bool:
                 return {key: values[-1] for key, values in values_of(copy, table).items()} == wanted
 
-            wait_until(read(is_whole), f"all of {table}", TIMEOUT_S)
+            job.wait_until(is_whole, f"all of {table}")
             found = values_of(copy, table)
             assert {key: values for key, values in found.items() if values != list(range(values[0], values[-1] + 1))} == {}
-        run.send_signal(signal.SIGTERM)
-        assert run.wait(TIMEOUT_S) == 0, log.read_text()
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(run.pid, signal.SIGKILL)
-        run.wait()
+        job.stop()
 
 
 def moved(found: list[tuple[object, ...]]) -> None:
