@@ -51,8 +51,8 @@ SIMULATIONS = (
         "chunk": 1900, "in a chunk": 700, "crash in the snapshot": 600, "switch": 300, "out of order": 200, "moved": 200,
         "truncate": 35, "crash in the log": 15,
     }),
-    Searched(ADDED, 1000, changes.IN_ADDED, {
-        "chunk": 1000, "in a chunk": 60, "written before": 100, "crash between chunks": 50, "another attempt": 60,
+    Searched(ADDED, 1500, changes.IN_ADDED, {
+        "chunk": 1000, "in a chunk": 100, "written before": 100, "crash between chunks": 50, "another attempt": 60,
     }),
     Searched(COMMITS, 500, commits.ALL, {
         "commit completed": 1050, "restart": 700, "Copy": 35, "fenced": 25, "fenced, and asks again": 60, "superseded": 40,
