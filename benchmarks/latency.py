@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.delay.report import summary
-from benchmarks.delay.run import Timing, run
+from benchmarks.delay.run import BROKER_HEAP, Timing, run
 from benchmarks.delay.systems import BY_NAME, SUBJECTS, Subject
 from benchmarks.environment import environment
 from benchmarks.report import report
@@ -29,7 +29,6 @@ from benchmarks.stored import write_whole
 from headrace.testing.servers.kafka import start_broker
 
 HERE = Path(__file__).parent
-BROKER_HEAP = ("-Xms1g", "-Xmx1g")
 SECONDS, QUICK_SECONDS = 600.0, 8.0
 WARM_UP_S, SHORT_WARM_UP_S = 20.0, 5.0
 LONG_S = 60.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from benchmarks.restore.systems import Job
 from benchmarks.restore.watched import POLL_S, wait_for
 from headrace.testing.servers.kafka import create_topic, delete_topic
 
+BROKER_HEAP = ("-Xms1g", "-Xmx1g")
 VALUE_BYTES = 100
 PARTITIONS = 4
 RATES = (1_000, 20_000)
@@ -55,6 +57,11 @@ class Rig:
         self.load, self.probe = running, watching
         self.tree = self._started()
 
+    def wait_for_first(self) -> None:
+        """Until a record is out. Raises RuntimeError if none is in time."""
+        if not self.wait_for(lambda: self.probe.visible.value > 0, START_S):
+            raise RuntimeError(f"no record came out within {START_S:g} s:\n{self.tree.log_tail()}")
+
     def _started(self) -> ProcessTree:
         environment = self._system.environment(None, self._directory, traced=False)
         return ProcessTree(self._system.command(self._job), environment, self._directory)
@@ -86,6 +93,18 @@ class Rig:
 def run(bootstrap: str, subject: Subject, timing: Timing, directory: Path, tell: Tell) -> dict[str, Any]:
     """Gives the run's document. Raises RuntimeError when it could not be carried out."""
     facts = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "load_average": os.getloadavg()}
+    with rig_of(bootstrap, subject, directory, TRICKLE) as rig:
+        windows = _measure(rig, timing, tell)
+        tell("drains")
+        produced = _drain(rig)
+    seen, stamps = rig.probe.seen(), rig.load.stamps()
+    flaws = judge(produced, seen)
+    return {**facts, **_document(subject, timing), **_figures(windows, seen, stamps, flaws)}
+
+
+@contextmanager
+def rig_of(bootstrap: str, subject: Subject, directory: Path, rate: float) -> Iterator[Rig]:
+    """The system is started, and given this many records/s. Nothing of it is left but what the probe has noted."""
     name = f"delay-{uuid.uuid4().hex[:12]}"
     source, target = f"{name}-in", f"{name}-out"
     for topic in (source, target):
@@ -97,21 +116,15 @@ def run(bootstrap: str, subject: Subject, timing: Timing, directory: Path, tell:
     )  # fmt: skip
     with (
         Probe(bootstrap, target, directory / "probe.rows") as watching,
-        Load(bootstrap, source, VALUE_BYTES, PARTITIONS, directory / "load.stamps", TRICKLE) as running,
+        Load(bootstrap, source, VALUE_BYTES, PARTITIONS, directory / "load.stamps", rate) as running,
     ):
         rig = Rig(bootstrap, subject, directory, running, watching, job)
         try:
-            windows = _measure(rig, timing, tell)
-            tell("drains")
-            produced = _drain(rig)
+            yield rig
         finally:
             rig.tree.end()
             for topic in (source, target):
                 delete_topic(bootstrap, topic)
-        watching.kill()
-        seen, stamps = watching.seen(), running.stamps()
-    flaws = judge(produced, seen)
-    return {**facts, **_document(subject, timing), **_figures(windows, seen, stamps, flaws)}
 
 
 @dataclass(frozen=True)
@@ -131,8 +144,7 @@ class Window:
 
 def _measure(rig: Rig, timing: Timing, tell: Tell) -> list[Window]:
     tell("starts")
-    if not rig.wait_for(lambda: rig.probe.visible.value > 0, START_S):
-        raise RuntimeError(f"no record came out within {START_S:g} s:\n{rig.tree.log_tail()}")
+    rig.wait_for_first()
     windows = []
     for rate in RATES:
         rig.load.rate.value = float(rate)
