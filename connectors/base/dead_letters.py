@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.base.nested import without_views
 from headrace.connectors.base.outputs import DEFAULT_OUTPUT, parts
 from headrace.enumerator.errors import UsageError
 
@@ -98,6 +99,7 @@ def parted(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]
 
     Raises UsageError for letters that say not which topic they go to.
     """
+    rows = without_views(rows)
     if DEAD_LETTER not in rows.schema.names:
         return rows, None
     column = rows.column(DEAD_LETTER)

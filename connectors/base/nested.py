@@ -1,10 +1,19 @@
-"""Nested columns as others see them: Arrow's casts also look at what is beneath nulls, or outside of a slice."""
+"""Columns as others see them: Arrow's casts also look at what is beneath nulls, or outside of a slice."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
+
+_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+
+
+def without_views(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Columns of text and bytes that Arrow can take rows out of: it does not from views."""
+    if _VIEWS.keys().isdisjoint(rows.schema.types):
+        return rows
+    return rows.cast(pa.schema([field.with_type(_VIEWS.get(field.type, field.type)) for field in rows.schema]))
 
 
 def visible(values: pa.Array) -> pa.Array:

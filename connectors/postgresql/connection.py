@@ -94,7 +94,11 @@ def connect(url: str) -> psycopg.Connection:
     given = parameters(url)
     with translated(url, "connecting"):
         connection = psycopg.connect(**given, autocommit=True)  # type: ignore[arg-type]  # it takes any of libpq's
-        connection.execute(NO_LIMITS)
+        try:
+            connection.execute(NO_LIMITS)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
 

@@ -21,6 +21,7 @@ from sqlalchemy.engine import Connection, Engine
 from headrace.connectors.base.capabilities import EpochRecord
 from headrace.connectors.base.change_types import applied_changes, check_one_column
 from headrace.connectors.base.jobs import check_job
+from headrace.connectors.base.nested import without_views
 from headrace.connectors.base.sink import Attempt, Outcome
 from headrace.connectors.sql.arrow import Field, check_finite, normalised_columns, python_rows, text_rows
 from headrace.connectors.sql.commits import COMMITS, create_tables
@@ -107,7 +108,7 @@ class UpsertTransaction(RowTransaction):
         if self._sink.change_type is None:
             super()._send(rows)
             return
-        rows, deleted = applied_changes(_without_views(rows), self._sink.change_type, f"table {self._table.name!r}")
+        rows, deleted = applied_changes(without_views(rows), self._sink.change_type, f"table {self._table.name!r}")
         if deleted.null_count:
             raise UsageError(
                 f"table {self._table.name!r}: column {self._sink.change_type!r} has a preimage, and no column states which row "
@@ -171,12 +172,6 @@ def _fields_of(table: Table, sink: UpsertSink, schema: pa.Schema) -> tuple[Field
     if table.product is Product.MYSQL:
         check_other_keys(table.name, table.unique, sink.key, table.columns, schema.names)
     return fields
-
-
-def _without_views(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Arrow takes no rows out of columns that are views."""
-    kinds = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-    return rows.cast(pa.schema([field.with_type(kinds.get(field.type, field.type)) for field in rows.schema]))
 
 
 def _last_of_each(keys: Sequence[pa.Array]) -> pa.Int64Array:

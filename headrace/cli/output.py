@@ -6,12 +6,13 @@ A plain line starts with the kind of its item, so that a command may print sever
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
@@ -87,6 +88,13 @@ def show_all(listings: Sequence[Listing], *, is_json: bool) -> None:
     names = {listing.kind: [name.replace(" ", "_") for name in listing.columns] for listing in listings}
     document = {each.kind: [dict(zip(names[each.kind], row, strict=True)) for row in each.rows] for each in listings}
     typer.echo(json.dumps(document, indent=2))
+
+
+def machine_output() -> TextIO:
+    """What was stdout, for this command alone: what user code prints goes to stderr, in processes that start later, too."""
+    found = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return found
 
 
 def note(text: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.output import note
+from headrace.cli.output import machine_output, note
 from headrace.cli.servers import named_settings
 
 Checkpoints = Annotated[str, typer.Argument(help="The run's checkpoints: a folder, or a URL such as s3://bucket/run.")]
@@ -46,7 +46,9 @@ def run_command(
     ] = None,
     progress: Annotated[
         Progress,
-        typer.Option(help="auto: a line every 10 seconds where stderr is a terminal; json: a line each second on stdout."),
+        typer.Option(
+            help="auto: a line every 10 seconds where stderr is a terminal; json: a line each second on stdout, and what your code prints on stderr."
+        ),
     ] = Progress.AUTO,
 ) -> None:
     """Run a pipeline exactly once until its source ends; Ctrl-C and SIGTERM stop it with a last checkpoint.
@@ -67,11 +69,15 @@ def run_command(
     configured = {**flink_settings(named_settings(config)), "metrics_address": metrics_address, **given}
     settings = RunSettings(checkpoints, workers=workers, **configured)
     job = PipelineFile.parse(pipeline)
-    reports = {Progress.JSON: json_report, Progress.AUTO: text_report}
-    report = reports[progress](settings.folder) if progress in reports else lambda: None
-    savepoint = supervise(job, settings, forked, report)
+    if progress is Progress.JSON:
+        output = machine_output()
+        savepoint = supervise(job, settings, forked, json_report(settings.folder, output))
+        if savepoint is not None:
+            typer.echo(json.dumps({"savepoint": str(savepoint)}), file=output)
+        return
+    savepoint = supervise(job, settings, forked, text_report(settings.folder) if progress is Progress.AUTO else lambda: None)
     if savepoint is not None:
-        typer.echo(json.dumps({"savepoint": str(savepoint)}) if progress is Progress.JSON else savepoint)
+        typer.echo(savepoint)
 
 
 def savepoint_command(

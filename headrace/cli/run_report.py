@@ -129,21 +129,23 @@ def _counted(status: Status, rates: Rates, name: str) -> str:
 
 
 class JsonLines:
-    """Each status once, as a line of JSON on stdout."""
+    """Each status once, as a line of JSON."""
 
-    _last: tuple[object, object] = (None, None)
+    def __init__(self, to: TextIO) -> None:
+        self._to = to
+        self._last: tuple[object, object] = (None, None)
 
     def __call__(self, status: Status | None) -> None:
-        """Print what is known now, if anything. Raises OSError where stdout is gone."""
+        """Print what is known now, if anything. Raises OSError where the reader is gone."""
         if status is None or (status["at"], status["phase"]) == self._last:
             return
         self._last = status["at"], status["phase"]
-        print(json.dumps(status), flush=True)  # noqa: T201 - the command's output
+        print(json.dumps(status), file=self._to, flush=True)
 
 
-def json_report(folder: Path) -> Callable[[], None]:
-    """Call it often: each second it prints the status of the run of this folder on stdout."""
-    return _reporting(folder, 1.0, sys.stdout, JsonLines())
+def json_report(folder: Path, to: TextIO) -> Callable[[], None]:
+    """Call it often: each second it prints the status of the run of this folder."""
+    return _reporting(folder, 1.0, to, JsonLines(to))
 
 
 def text_report(folder: Path) -> Callable[[], None]:

@@ -21,7 +21,7 @@ def follow(folder: Path, every_s: float) -> None:
     _status(folder)
     with until_interrupted():
         if not sys.stdout.isatty():
-            lines = JsonLines()
+            lines = JsonLines(sys.stdout)
             for status in _looks(folder, every_s):
                 lines(status)
             return

@@ -16,6 +16,7 @@ from headrace.connectors.kafka.write.transactions import Producer
 from headrace.enumerator.errors import UsageError
 
 TOPIC_COLUMN = "topic"
+_TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 _OF_NO_RECORD = ("offset", "timestampType")
 _READ_FROM = (*_OF_NO_RECORD, "partition", TOPIC_COLUMN)
 
@@ -54,7 +55,7 @@ class TopicRows:
     def write(self, rows: pa.RecordBatch, sender: BatchSender, dead: pa.RecordBatch | None = None) -> None:
         """Make batches, and send what is full. Of `dead` each names its topic, also where all other rows have one."""
         now_ms = time.time_ns() // 1_000_000
-        others = [] if dead is None else _each_to_its_own(dead)
+        others = [] if dead is None else each_to_its_own(dead)
         for topic, part in [*(self._by_topic(rows) if rows.num_rows else ()), *others]:
             if topic == self._commit_topic:
                 raise UsageError(f"a row names the topic {topic!r}, which holds the lists of transactions: choose another one")
@@ -94,12 +95,22 @@ class TopicRows:
                 f"no topic: give the option 'topic', or a column {TOPIC_COLUMN!r}; there are {rows.schema.names}. "
                 "With a column 'offset' it is where the row was read, and is not written to"
             )
-        return _each_to_its_own(rows)
+        return each_to_its_own(rows)
 
 
-def _each_to_its_own(rows: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
+def topic_names(rows: pa.RecordBatch) -> pa.StringArray:
+    """Of the rows' own column, which may be any kind of text. Raises UsageError for another, and for a row without one."""
     names = rows.column(TOPIC_COLUMN)
+    kind = names.type.value_type if pa.types.is_dictionary(names.type) else names.type
+    if kind not in _TEXTS:
+        raise UsageError(f"column {TOPIC_COLUMN!r} must be string, and is {names.type}; cast it")
+    names = names.cast(pa.string())
     if names.null_count:
         raise UsageError(f"null topic present in the data: {names.null_count} of {rows.num_rows} rows have none")
-    rest = rows.drop_columns([TOPIC_COLUMN])
+    return names
+
+
+def each_to_its_own(rows: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
+    """The rows of each topic, without its name."""
+    names, rest = topic_names(rows), rows.drop_columns([TOPIC_COLUMN])
     return [(name, rest.filter(pc.equal(names, name))) for name in names.unique().to_pylist()]

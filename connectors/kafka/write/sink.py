@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from headrace.connectors.base.capabilities import OutageRetry, PromptLookup, RowRouting, RowSharding, Warmable
 from headrace.connectors.base.dead_letters import parted
 from headrace.connectors.base.jobs import check_job
+from headrace.connectors.base.nested import without_views
 from headrace.connectors.base.sink import Attempt, CommitList, RecordedEpoch, TwoPhaseSink
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.arguments import client_config
@@ -29,7 +30,7 @@ from headrace.connectors.kafka.client.sasl import SaslConfig
 from headrace.connectors.kafka.format.encode import check_column, key_partitions
 from headrace.connectors.kafka.write.commit_log import CommitLog
 from headrace.connectors.kafka.write.committer import LISTS, KafkaCommitter
-from headrace.connectors.kafka.write.encoding import TOPIC_COLUMN, without_origin
+from headrace.connectors.kafka.write.encoding import TOPIC_COLUMN, topic_names, without_origin
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer
 from headrace.connectors.kafka.write.names import (
     DEFAULT_COMMIT_TOPIC,
@@ -163,7 +164,7 @@ class KafkaSink(KafkaSinkOptions, TwoPhaseSink[KafkaHandle], RowRouting, RowShar
 
         Keys are placed as in partitions, so that with a multiple of `shards` partitions each one is written by one shard.
         """
-        rows = self.encoded(rows)
+        rows = self.encoded(without_views(rows))
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         found = key_partitions(columns["key"], shards) if "key" in columns else pa.nulls(rows.num_rows, pa.int32())
         if "partition" in columns:
@@ -236,7 +237,7 @@ class KafkaSink(KafkaSinkOptions, TwoPhaseSink[KafkaHandle], RowRouting, RowShar
         if not self.rows_name_targets:
             return frozenset()
         named = [part for part in parted(rows) if part is not None and TOPIC_COLUMN in part.schema.names]
-        return frozenset(str(name) for part in named for name in part.column(TOPIC_COLUMN).unique().to_pylist())
+        return frozenset(name for part in named for name in topic_names(part).unique().to_pylist())
 
     def names(self, job: str) -> JobNames:
         """The transactional ids of a job at this destination."""

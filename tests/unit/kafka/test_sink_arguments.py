@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import pickle
 
+import pyarrow as pa
 import pytest
 
+from headrace.connectors.base.dead_letters import parted
 from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.write.encoding import each_to_its_own
 from headrace.enumerator.errors import UsageError
 from headrace.kafka import AtLeastOnceKafkaSink, KafkaSink, KafkaSource, SaslConfig
 
@@ -102,3 +105,26 @@ def test_a_sink_is_a_value_that_can_be_hashed_and_pickled_and_shows_no_secret(si
     assert hash(made) == hash(pickle.loads(pickle.dumps(made)))
     assert made != sink(NOBODY, topic="t")
     assert "hidden" not in repr(made)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())], ids=str
+)
+def test_rows_name_their_topics_in_any_kind_of_text(kind):
+    rows = pa.record_batch({"value": pa.array(["a", None, "c"], pa.string_view()), "topic": pa.array(["t", "u", "t"], kind)})
+    assert KafkaSink(NOBODY).targets_of(rows) == {"t", "u"}
+    plain, dead = parted(rows)
+    assert [(name, part.column("value").to_pylist()) for name, part in each_to_its_own(plain)] == [
+        ("t", ["a", "c"]),
+        ("u", [None]),
+    ]
+    assert dead is None
+
+
+@pytest.mark.parametrize(("names", "message"), [
+    (pa.array([1, 2]), "^column 'topic' must be string, and is int64; cast it$"),
+    (pa.array(["t", None]), "^null topic present in the data: 1 of 2 rows have none$"),
+])  # fmt: skip
+def test_rows_that_name_no_topic_are_refused(names, message):
+    with pytest.raises(UsageError, match=message):
+        KafkaSink(NOBODY).targets_of(pa.record_batch({"value": ["a", "b"], "topic": names}))

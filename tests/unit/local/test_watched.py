@@ -14,6 +14,7 @@ import sys
 import termios
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -52,10 +53,12 @@ def kafka():
 class Copy(Run):
     """`headrace run` of a pipeline that copies the topic, with these streams in place of its log."""
 
+    code = COPY
+
     def __init__(self, kafka, folder, *options, **streams):
         self.folder, self.log = folder, folder / "log"
         self._kafka, self._produced = kafka, 0
-        (folder / "copy_of_this_test.py").write_text(COPY.format(kafka.bootstrap))
+        (folder / "copy_of_this_test.py").write_text(self.code.format(kafka.bootstrap))
         command = ["run", f"{folder / 'copy_of_this_test.py'}:pipeline", "--checkpoints", str(folder / "checkpoints"), *options]
         for name, value in SETTINGS.items():
             command += ["--config", f"{name}={value}"]
@@ -186,6 +189,18 @@ def test_in_a_pipe_a_run_shows_nothing_unless_it_is_asked_to_and_then_lines_of_j
             assert run.log.read_text() == "SIGTERM: stopping with a last checkpoint\n"
 
 
+class Printing(Copy):
+    code = f"{COPY}\nprint('printed by the file')\n"
+
+
+def test_what_user_code_prints_is_not_among_the_lines_of_json(kafka, tmp_path):
+    with Printing(kafka, tmp_path, "--progress", "json", stdout=subprocess.PIPE) as run, run.process.stdout:
+        run.more("records")
+        run.stop()
+        assert all(isinstance(json.loads(line), dict) for line in run.process.stdout.read().splitlines())
+        assert "printed by the file\n" in run.log.read_text()
+
+
 def test_the_status_has_what_workers_have_read_and_written(kafka, tmp_path):
     with Copy(kafka, tmp_path) as run:
         run.more("records")
@@ -207,7 +222,9 @@ def test_a_run_whose_reader_of_lines_has_gone_continues(kafka, tmp_path):
 def test_a_run_whose_reader_of_lines_is_paused_starts_again_and_continues(kafka, tmp_path):
     with Copy(kafka, tmp_path, "--progress", "json", stdout=subprocess.PIPE) as run, run.process.stdout:
         run.more("the first records")
-        file = os.open(f"/proc/{run.process.pid}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
+        end, files = os.readlink(f"/proc/self/fd/{run.process.stdout.fileno()}"), Path(f"/proc/{run.process.pid}/fd")
+        (lines,) = [each for each in files.iterdir() if os.readlink(each) == end]
+        file = os.open(lines, os.O_WRONLY | os.O_NONBLOCK)
         with suppress(BlockingIOError):
             while True:
                 os.write(file, b"x" * 4096)
