@@ -47,7 +47,7 @@ def run_command(
     progress: Annotated[
         Progress,
         typer.Option(
-            help="auto: a line every 10 s where stderr is a terminal; json: a line each second on stdout, your prints on stderr."
+            help="auto: a line every 10 s where stderr is a terminal; json: a line each second on stdout, prints on stderr."
         ),
     ] = Progress.AUTO,
 ) -> None:
