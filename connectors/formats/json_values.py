@@ -81,13 +81,13 @@ class JsonFormat(ValueFormat):
         self._wide = wide_decimals(self._schema)
         refused = unwritable(arrow_type) or _unreadable(arrow_type)
         if refused is not None:
-            raise UsageError(f"JSON values cannot be read as {refused}; take a string, and convert it")
+            raise UsageError(f"JSON values cannot be {refused}; take a string, and convert it")
         try:
             found = self._read(pa.array([b"null"], pa.binary()), b'{"v":[null]}').type
         except pa.ArrowNotImplementedError as error:
-            raise UsageError(f"JSON values cannot be read as {arrow_type}: {error}") from error
+            raise UsageError(f"JSON values cannot be {arrow_type}: {error}") from error
         if found != self._read_type:
-            raise UsageError(f"JSON values cannot be read as {arrow_type}: objects have each field once")
+            raise UsageError(f"JSON values cannot be {arrow_type}: objects have each field once")
         parse_float = Decimal if "decimal" in str(self._type) else None  # it costs as much as a small value
         self._decoder = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=parse_float, object_pairs_hook=_object)
         self._misfit = _check(self._type, "")
