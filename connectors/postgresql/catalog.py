@@ -110,13 +110,6 @@ class TablePattern:
         return not any(_WILD.search(part) for part in _PART.findall(self.text) if not part.startswith('"'))
 
 
-def written(*names: str) -> str:
-    """A qualified name as it is written in SQL, with quotes where it needs them."""
-    quoted = ('"' + name.replace('"', '""') + '"' for name in names)
-    return ".".join(name if _NEEDS_NONE.fullmatch(name) else each for name, each in zip(names, quoted, strict=True))
-
-
-_NEEDS_NONE = re.compile(r"[a-z_][a-z0-9_]*")
 _QUOTED, _PLAIN = r'"(?:[^"]|"")+"', r'[^".]+'
 _PART = re.compile(f"{_QUOTED}|{_PLAIN}")
 _PARTS = re.compile(rf"(?:({_QUOTED}|{_PLAIN})\.)?({_QUOTED}|{_PLAIN})")

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
+from psycopg import sql
 
 from headrace.connectors.postgresql import catalog
 from headrace.connectors.postgresql.added import AddedTables
@@ -327,7 +328,7 @@ class ChangesReader(SourceReader[ChangesSplit]):
                 (place, *_) = pc.list_parent_indices(rows.column("_unchanged"))
                 name = rows.column("_table")[place.as_py()].as_py()
                 table = next(each.table for each in self._source.followed if each.table.full_name == name)
-                altered = f"ALTER TABLE {catalog.written(table.schema, table.name)} REPLICA IDENTITY FULL"
+                altered = f"ALTER TABLE {sql.Identifier(table.schema, table.name).as_string()} REPLICA IDENTITY FULL"
                 raise UsageError(
                     f"a change of {name} leaves out the value of {left_out[0].as_py()!r}, which is large and as before. To "
                     "read it, take `_unchanged` into metadata, and keep the old value where that names a column; or "
