@@ -20,9 +20,13 @@ def preload() -> None:
     import headrace.connectors.kafka.read.source
     import headrace.connectors.kafka.write.sink
     import headrace.runners.spark.readers
+    import headrace.runners.spark.split_readers
     import headrace.runners.spark.version
     import headrace.runners.spark.writers
+    import headrace.spark.connectors
     import headrace.spark.data_source
+    import headrace.spark.files_read
+    import headrace.spark.files_write
     import headrace.spark.kafka_read
     import headrace.spark.kafka_write
     from headrace.connectors.kafka.client.wire.protocol import compile_codecs
