@@ -15,16 +15,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Any, Generic
 from uuid import uuid4
 
-from headrace.enumerator.envelope import Envelope, readable_version, stored_number, stored_object, stored_text, stored_truth
+from headrace.enumerator.envelope import (
+    Envelope,
+    compact,
+    readable_version,
+    stored_number,
+    stored_object,
+    stored_text,
+    stored_truth,
+)
 from headrace.enumerator.errors import StateError
 from headrace.enumerator.source import JsonObject, Source, SplitSerializer
 from headrace.enumerator.split import SplitT
 from headrace.runners.spark.log_read import WHERE, check_source
 
 SPLITS = Envelope("headrace-splits", "offset of a batch")
+STAGE = Envelope("headrace-stage", "offset of a batch")
+"""Of a source of several stages, with what the stage's own reader stores as its `offset`."""
 ENDS = Envelope("headrace-ends", "record of where a task stopped")
 FOLDER = "headrace-ends"
 """Where tasks record how far they have read: in the query's checkpoint, whose copies have it, too."""
@@ -202,11 +212,21 @@ def file_prefix(chain: str, sequence: int, reading: str) -> str:
 
 
 def recorded_by(line: bytes) -> tuple[str, int] | None:
-    """`file_prefix` and the number of tasks of the reading that a line of Spark's offset log holds; None for other lines."""
+    """`file_prefix` and the number of tasks of the reading that a line of Spark's offset log holds; None for other lines.
+
+    The line of a source with a name starts with that, and the reading may be one of a stage.
+    """
     if SPLITS.name.encode() not in line:
         return None
     try:
-        body = SPLITS.open(line, WHERE)
+        body = _reading_in(line[line.find(b"{") :])
     except StateError:
         return None
     return None if body["initial"] else (file_prefix(body["chain"], body["sequence"], body["reading"]), len(body["tasks"]))
+
+
+def _reading_in(offset: bytes) -> Mapping[str, Any]:
+    try:
+        return SPLITS.open(offset, WHERE)
+    except StateError:
+        return SPLITS.open(compact(STAGE.open(offset, WHERE)["offset"]), WHERE)

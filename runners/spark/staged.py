@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from headrace.enumerator.envelope import Envelope, stored_number, stored_object
+from headrace.enumerator.envelope import stored_number, stored_object
 from headrace.enumerator.errors import is_retriable
 from headrace.enumerator.source import JsonObject, Source, StagedSource
 from headrace.enumerator.source_driver import FailureLog
@@ -29,11 +29,10 @@ from headrace.runners.spark.bounded import loaded, pickled
 from headrace.runners.spark.log_read import WHERE, LogRead
 from headrace.runners.spark.readers import offset_of, text_of
 from headrace.runners.spark.split_readers import SplitStreamReader
+from headrace.runners.spark.split_state import STAGE
 from headrace.runners.spark.split_stream import SplitRead
 
 log = logging.getLogger(__name__)
-
-STAGE = Envelope("headrace-stage", "offset of a batch")
 
 Offset = dict[str, Any]
 ReadOf = Callable[[Source[Any]], LogRead[Any] | SplitRead[Any]]

@@ -22,7 +22,7 @@ from headrace.runners.local.savepoints import Savepoint
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.planning import OPENING_BYTES, TASK_BYTES, packed
 from headrace.runners.spark.split_ends import KEPT_READINGS, EndsLog
-from headrace.runners.spark.split_state import ROWS_FOLDER
+from headrace.runners.spark.split_state import ROWS_FOLDER, STAGE
 from headrace.runners.spark.split_stream import PlannedTask, SplitPlanner, SplitRead
 from headrace.runners.spark.split_tasks import TaskLimits
 from headrace.runners.spark.tasks import read_splits
@@ -687,15 +687,22 @@ def test_what_is_proven_to_be_gone_leaves_the_state(shelf: Shelf, feed: Query, m
     assert '"gone' not in feed.offsets[-1]
 
 
-@pytest.fixture
-def logged(feed: Query, shelf: Shelf, tmp_path: Path) -> OffsetLog:
-    """Of a query that has planned a batch of two tasks; as PySpark writes offsets."""
+def in_a_stage(offset: str) -> str:
+    return STAGE.seal({"stage": 1, "after": {"cursor": None}, "offset": json.loads(offset)}).decode()
+
+
+@pytest.fixture(params=["v1", "v1 staged", "v2", "v2 staged"])
+def logged(request: pytest.FixtureRequest, feed: Query, shelf: Shelf, tmp_path: Path) -> OffsetLog:
+    """Of a query that has planned a batch of two tasks; as PySpark writes offsets, of sources with a name in v2."""
     for name in "ab":
         shelf.add(name, f"{name}0")
     feed.plan()
     folder = tmp_path / "checkpoint"
     (folder / "offsets").mkdir(parents=True)
-    (folder / "offsets" / "0").write_text(f'v1\n{{"batchTimestampMs":1}}\n{json.dumps(json.loads(feed.offsets[-1]))}')
+    version, _, stage = request.param.partition(" ")
+    offset = json.dumps(json.loads(in_a_stage(feed.offsets[-1]) if stage else feed.offsets[-1]))
+    name = "orders:" if version == "v2" else ""
+    (folder / "offsets" / "0").write_text(f'{version}\n{{"batchTimestampMs":1}}\n{name}{offset}')
     return OffsetLog(str(folder))
 
 
