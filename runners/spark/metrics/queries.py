@@ -180,7 +180,7 @@ def _lag_s(seen: deque[tuple[float, int]], position: int, end: int, now_s: float
 
 
 def _offsets(text: object) -> Iterable[tuple[tuple[str, str], int]]:
-    """((topic, partition), offset), from JSON of that form; nothing from any other."""
+    """((topic, partition), offset), from JSON of that form; nothing from any other, such as what is stored of files."""
     try:
         document = json.loads(text) if isinstance(text, str) else text
     except ValueError:
@@ -189,8 +189,8 @@ def _offsets(text: object) -> Iterable[tuple[tuple[str, str], int]]:
         return
     for topic, partitions in document.items():
         for partition, offset in partitions.items() if isinstance(partitions, dict) else ():
-            if type(offset) is int:
-                yield (topic, str(partition)), offset
+            if type(offset) is int and partition.isascii() and partition.isdigit():
+                yield (topic, partition), offset
 
 
 def _instant_s(text: str | None) -> float | None:

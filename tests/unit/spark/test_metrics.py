@@ -23,6 +23,7 @@ from headrace.runners.spark.metrics.collector import SPARK_METRICS, MetricSource
 from headrace.runners.spark.metrics.exporter import QueryListener, metrics
 from headrace.runners.spark.metrics.prometheus import SessionCollector
 from headrace.runners.spark.metrics.queries import MOST_ENDED, KnownQueries
+from headrace.runners.spark.split_state import SPLITS
 from headrace.runners.spark.supervision.core import Ending
 from headrace.runners.spark.supervision.exit_causes import end_by
 
@@ -216,7 +217,10 @@ def test_partitions_that_are_gone_are_no_longer_shown(queries):
     assert samples(queries)["headrace_query_active",] == 0
 
 
-@pytest.mark.parametrize("offset", [None, "", "17", "{", '{"logOffset":3}', '{"t":{"0":"x"}}', {"t": {"0": 4}}])
+@pytest.mark.parametrize(
+    "offset",
+    [None, "", "17", "{", '{"logOffset":3}', '{"t":{"0":"x"}}', SPLITS.seal({"sequence": 7}).decode(), {"t": {"0": 4}}],
+)
 def test_offsets_of_any_form_are_taken_or_skipped(queries, offset):
     queries.progressed(progress(0, sources=[{"endOffset": offset, "latestOffset": offset}]))
     shown = [key for key in samples(queries) if key[0] == "headrace_source_position"]
