@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace._extras import needs_extra
+from headrace.connectors.base.script import loads_script
 from headrace.enumerator.errors import UsageError
 from headrace.runners.local.settings import RunSettings
 from headrace.runners.pipeline import PickledPipeline, PipelineSpec
@@ -53,7 +54,7 @@ class Pipeline(PipelineSpec):
         from headrace.runners.local.supervisor import supervise
 
         if multiprocessing.current_process().name.startswith(PROCESS_NAME):
-            if getattr(multiprocessing.current_process(), "_inheriting", False):
+            if loads_script():
                 os._exit(CALLED_AGAIN)  # nothing catches what is raised while multiprocessing imports the script
             raise UsageError(CALLED_AGAIN_ERROR)
         if "checkpoints" not in settings:

@@ -47,6 +47,7 @@ _WRITTEN_IF_UNUSED = frozenset({"checkConstraints", "generatedColumns", "invaria
 """Features that ask something of the rows where a column or a property uses them."""
 
 _NOT_COMMITTED = "Unsupported table features"
+_FORKED = "Forked process detected"
 """What `deltalake` says of a table whose features it does not write, by the same error as of a commit that came too late."""
 
 _PROPERTIES = {
@@ -439,3 +440,10 @@ def _translated(uri: str) -> Iterator[None]:
         raise PeerError(f"{uri}: {error}") from error
     except OSError as error:
         raise RetriableError(f"{uri}: {error}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException" or _FORKED not in str(error):
+            raise
+        raise UsageError(
+            f"{uri}: this process was forked from one that has used deltalake, which does not work then. If a script has used "
+            "it as it was loaded, do that under if __name__ == '__main__', or in a function"
+        ) from error

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from headrace.connectors.base.capabilities import SingleCommit
 from headrace.connectors.base.jobs import check_job
+from headrace.connectors.base.script import loads_script
 from headrace.connectors.base.sink import Attempt, RecordedEpoch, TwoPhaseSink, numbered_content
 from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.column_types import table_schema
@@ -78,7 +79,10 @@ class OpenTableSink(TwoPhaseSink[TableHandle], SingleCommit):
 
         That is left as it is, but gets the columns that it does not have, all nullable, with `merge_schema`. With `changes` the
         column of the change type is none of the table's. Raises UsageError for what the format has no type or partitions for.
+        Does nothing where multiprocessing loads a script again, as for `Pipeline.run`: the script has called it before.
         """
+        if loads_script():  # a library that has threads by then is of no use to what is forked from this process
+            return
         rows = schema if self.changes is None else self.changes.new_table(schema)
         wanted = table_schema(rows, self._own_type, self.where)
         self._make(wanted, partition_by)

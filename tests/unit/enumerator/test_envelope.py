@@ -29,8 +29,7 @@ from headrace.runners.local.checkpoints import RUN, RunCheckpointSerializer
 from headrace.runners.local.savepoints import Savepoint
 from headrace.runners.local.storage.object_log import ObjectLog
 from headrace.runners.spark.log_offsets import OFFSETS
-from headrace.runners.spark.split_state import ENDS, SPLITS
-from headrace.runners.spark.split_state import STAGE
+from headrace.runners.spark.split_state import ENDS, SPLITS, STAGE
 from headrace.spark.kafka_offsets import OURS, parse, parse_ours
 from headrace.testing.memory import MemoryLog, MemorySource
 from headrace.testing.memory_sink import MemoryHandleSerializer

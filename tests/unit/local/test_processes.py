@@ -539,6 +539,36 @@ def test_a_function_that_no_other_process_finds_ends_the_run_at_once(kafka, tmp_
     assert "starts again" not in done.stderr
 
 
+INTO_A_TABLE = """
+import deltalake
+from headrace import Pipeline
+from headrace.delta import DeltaSink
+from headrace.kafka import KafkaSource, Latest
+
+source = KafkaSource({0!r}, topics=["in"], stop=Latest(), columns=["value"])
+sink = DeltaSink({1!r})
+sink.create_table(source.schema)
+{2}
+pipeline = Pipeline(source, sink)
+if __name__ == "__main__":
+    pipeline.run(checkpoints={1!r} + "-checkpoints")
+    print(deltalake.DeltaTable({1!r}).to_pyarrow_table().num_rows)
+"""
+
+
+@pytest.mark.parametrize(("more", "said"), [("", "3"), ("deltalake.DeltaTable({1!r})", "do that under if __name__")])
+def test_a_script_that_makes_its_table_as_it_is_loaded_runs(kafka, tmp_path, more, said):
+    """deltalake does not work in a fork of a process that has used it: each worker died of it, and was started again for ever."""
+    produce(kafka, 0, 3)
+    place = kafka.bootstrap, str(tmp_path / "table")
+    (tmp_path / "script.py").write_text(INTO_A_TABLE.format(*place, more.format(*place)))
+    command, environment = [sys.executable, tmp_path / "script.py"], os.environ | {"PYTHONPATH": python_path()}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=TIMEOUT_S)
+    assert said in (done.stdout or done.stderr).splitlines()[-1]
+    assert done.returncode == (0 if done.stdout else 1)
+    assert "starts again" not in done.stderr
+
+
 def test_what_no_worker_can_do_ends_the_run_without_a_restart(kafka, tmp_path):
     produce(kafka, 0, 3)
     source = KafkaSource(kafka.bootstrap, topics=["in"], columns=["key", "timestamp"])
