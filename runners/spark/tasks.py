@@ -9,13 +9,16 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Generic, Protocol
 
 import pyarrow as pa
 
-from headrace.enumerator.errors import DeadlineExceededError
+from headrace.enumerator.errors import DeadlineExceededError, UsageError
 from headrace.enumerator.source import Source, SourceReader, SplitBatch
 from headrace.enumerator.split import SplitT
 
@@ -26,6 +29,7 @@ LARGE_BATCH_BYTES = 4 << 20
 """Batches larger than this are cut: the JVM reads row by row, and finds all of a batch's columns in the processor's cache."""
 
 _POLL_S = 1.0
+_FREE_BYTES = 256 << 20  # of addresses: each thread takes some 70 MiB of them
 
 
 class Pollable(Protocol[SplitT]):
@@ -65,12 +69,26 @@ def read_splits(
     Raises DeadlineExceededError when nothing at all comes for `stall_s` seconds, and what the source's reader raises.
     Closing the iterator early (LIMIT, a killed task) stops the fetching.
     """
+    check_memory()
     try:
         with source.create_reader() as reader:
             for batch in well_sized(_batches(reader, splits, stall_s, clock)):
                 yield batch if batch.schema.names == columns else batch.select(columns)
     finally:
         _spare_the_collector()
+
+
+@functools.cache
+def check_memory() -> None:
+    """Raise UsageError where Spark leaves this process no memory for threads: Python waits for ever for one that cannot start."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    with suppress(FileNotFoundError):  # of Linux
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        if limit != resource.RLIM_INFINITY and limit - used < _FREE_BYTES:
+            raise UsageError(
+                f"spark.executor.pyspark.memory leaves a task {limit >> 20} MiB, and what it has loaded takes {used >> 20} MiB of "
+                "addresses: set it to 2g at least for each task that runs at once, or leave it out"
+            )
 
 
 @functools.cache

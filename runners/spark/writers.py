@@ -28,6 +28,7 @@ from headrace.connectors.base.sink import Attempt, HandleT, RecordedEpoch, TwoPh
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.reports import QUERY_ID, report
+from headrace.runners.spark.tasks import check_memory
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +129,7 @@ class _Recorded:
 def _prepare(
     sink: TwoPhaseSink[HandleT], recorded: _Recorded, attempt: Attempt, rows: Iterable[pa.RecordBatch]
 ) -> PreparedMessage[HandleT]:
+    check_memory()
     capabilities.reached(sink)  # where `recorded` was made
     recorded.refuse(attempt.job, attempt.epoch, None)  # the driver knows the content
     last = recorded.of(attempt.job)

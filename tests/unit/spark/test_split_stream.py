@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import resource
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from headrace.runners.spark.split_ends import KEPT_READINGS, EndsLog
 from headrace.runners.spark.split_state import ROWS_FOLDER, STAGE
 from headrace.runners.spark.split_stream import PlannedTask, SplitPlanner, SplitRead
 from headrace.runners.spark.split_tasks import TaskLimits
-from headrace.runners.spark.tasks import read_splits
+from headrace.runners.spark.tasks import check_memory, read_splits
 from tests.helpers.split_sources import Feed, Piece, Pile, Shelf, ShelfReader, Sight
 
 
@@ -685,6 +686,14 @@ def test_what_is_proven_to_be_gone_leaves_the_state(shelf: Shelf, feed: Query, m
     assert feed.batch() == ["c"]
     assert feed.planner.tasks(feed.offsets[-1])[0].splits == (Piece("c"),)
     assert '"gone' not in feed.offsets[-1]
+
+
+def test_a_task_without_memory_for_threads_is_an_error_at_once(feed: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python waits for ever for a thread that has no memory to start with."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
+    check_memory.cache_clear()
+    with pytest.raises(UsageError, match=r"spark.executor.pyspark.memory leaves a task 1 MiB"):
+        list(read_splits(feed.read.source, [Piece("a")], ["value"], 1.0))
 
 
 def in_a_stage(offset: str) -> str:
