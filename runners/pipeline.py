@@ -83,10 +83,12 @@ class PipelineSpec:
         Raises WrongOutputError for what is not a batch or has no output, and what the transform raises.
         """
         outputs = self.outputs
-        for each in parts(batch if self.transform is None else self.transform(batch)):
+        made = batch if self.transform is None else self.transform(batch)
+        for each in parts(made):
             name, rows = each if is_tagged(each) else (DEFAULT_OUTPUT, each)
             if not isinstance(rows, pa.RecordBatch):
-                raise WrongOutputError(f"the transform must give Arrow record batches, not {type(rows).__name__}")
+                within = "" if rows is made else f", of which it gave a {type(made).__name__}"
+                raise WrongOutputError(f"the transform must give Arrow record batches, not {type(rows).__name__}{within}")
             if outputs.is_sole and name != DEFAULT_OUTPUT:
                 raise WrongOutputError(f"the transform gave a batch for the output {name!r}, and the pipeline has one sink")
             if name not in outputs.sinks:

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -21,7 +22,7 @@ from multiprocessing import util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext, ForkServerContext
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NoReturn
 
 from headrace.enumerator.errors import UsageError
 
@@ -88,6 +89,14 @@ def children_heed_signals() -> None:
 
     # Held meanwhile: one that comes before the new process heeds it would be lost.
     os.register_at_fork(before=hold, after_in_parent=let_come, after_in_child=heed)
+
+
+def end_as_raised(error: BaseException) -> NoReturn:
+    """End this process as Python ends one that has raised this, without anything else that it would do at its end."""
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+        os._exit(1)
+    os._exit(error.code if isinstance(error.code, int) else int(error.code is not None))
 
 
 class WorkerProcesses:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
 import time
 import traceback
@@ -26,7 +27,7 @@ from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.progress import ReaderProgress
 from headrace.enumerator.source import SplitBatch
 from headrace.runners.job_file import PipelineFile
-from headrace.runners.local.processes import children_heed_signals, leave_signals_to_supervisor
+from headrace.runners.local.processes import children_heed_signals, end_as_raised, leave_signals_to_supervisor
 from headrace.runners.pipeline import PickledPipeline, PipelineSpec
 
 log = logging.getLogger(__name__)
@@ -92,8 +93,9 @@ class _TransformError(Exception):
 def transform_error(pipeline: PipelineSpec, rows: int, before: object, after: object) -> Exception:
     """To be raised from what the transform has raised on this many rows, between these two states of a split."""
     code = getattr(inspect.unwrap(pipeline.transform), "__code__", None) if pipeline.transform is not None else None
-    first, end = (getattr(split, "next_offset", split) for split in (before, after))  # sources of logs have it
-    message = f"the transform failed on a batch of {rows} rows of {after}, offsets {first} up to {end}"
+    first, end = (getattr(split, "next_offset", None) for split in (before, after))  # sources of logs have it
+    where = f"{getattr(after, 'split_id', after)}" if first is None else f"{after}, offsets {first} up to {end}"
+    message = f"the transform failed on a batch of {rows} rows of {where}"
     return _TransformError(message, None if code is None else code.co_filename)
 
 
@@ -104,9 +106,16 @@ def described(error: BaseException) -> str:
     if isinstance(error, _TransformError):
         frames = traceback.StackSummary.from_list([frame for frame in frames if frame.filename == error.file] or frames)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    what = f"{type(cause).__name__}: {cause}{place}"
+    what = f"{type(cause).__name__}: {_text(cause)}{place}"
     text = f"{error}: {what}" if cause is not error else what
     return text.encode(errors="backslashreplace").decode()  # a message takes no lone surrogates, and file names may have them
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - of a user's class, whose text fails
+        return "an error without a text"
 
 
 class _Worker:
@@ -115,6 +124,7 @@ class _Worker:
     def __init__(self, order: WorkerOrder, stream: Any) -> None:  # noqa: ANN401 - gRPC is imported in the process only
         from headrace.runners.local.wire.messages import RunMessages
 
+        self._process = os.getpid()
         self._pipeline = order.pipeline.load()
         self._outputs = self._pipeline.outputs
         self._order = order
@@ -139,6 +149,10 @@ class _Worker:
                 batch = self._reader.poll(POLL_S)
                 if batch is not None:
                     self._deliver(batch)
+        except BaseException as error:
+            if os.getpid() != self._process:  # forked by the user's function: what is open here is the worker's
+                end_as_raised(error.__cause__ if isinstance(error, _TransformError) and error.__cause__ else error)
+            raise
         finally:
             for transaction in self._transactions.values():
                 transaction.abort()

@@ -100,6 +100,7 @@ from headrace.testing.memory import MemorySplitSerializer
 from headrace.testing.memory_sink import MemoryHandleSerializer
 from tests.helpers.envelopes import enveloped, resealed, sealed, without
 from tests.helpers.generate_grpc import MADE, PROTO, ROOT, generate
+from tests.helpers.split_sources import Piece
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "run-checkpoint-v1.json"
 SERIALIZER = RunCheckpointSerializer(CheckpointSerializer("memory", MemorySplitSerializer()), MemoryHandleSerializer())
@@ -1433,3 +1434,14 @@ def test_an_error_of_the_users_function_names_its_own_line_though_a_library_has_
     text, line = described(error), casts.__code__.co_firstlineno + 1
     assert re.match(r"the transform failed on a batch of 2 rows of .*'a'.*, offsets 3 up to 5: ArrowInvalid: ", text)
     assert text.endswith(f"({__file__}:{line})")
+
+
+class TextlessError(Exception):
+    def __str__(self):
+        raise RuntimeError("the text fails")
+
+
+def test_an_error_without_a_text_and_a_split_without_offsets_are_described():
+    error = transform_error(pipeline_in_memory(casts), 2, Piece("a"), Piece("a", 2))
+    error.__cause__ = TextlessError()
+    assert described(error) == "the transform failed on a batch of 2 rows of a: TextlessError: an error without a text"

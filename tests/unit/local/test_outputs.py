@@ -106,6 +106,7 @@ class TestWhatGoesWhere:
             ({"good": pa.table(BATCH.to_pydict())}, "must give Arrow record batches, not Table"),
             (pa.table(BATCH.to_pydict()), "not Table; its method to_batches gives them"),
             (5, "not int"),
+            (range(5), "not int, of which it gave a range"),
         ],
     )
     def test_what_has_no_output_is_refused_by_name(self, given, said):

@@ -53,6 +53,10 @@ def bad(batch):
         Path({1!r}, "forked").write_text(str(os.getpid()))
         while True:
             time.sleep(60)
+    if is_told("has a fork that exits"):
+        if (child := os.fork()) == 0:
+            sys.exit(0)
+        os.waitpid(child, 0)
     if is_told("raises"):
         raise ValueError("a bug of the user's")
     if is_told("is cancelled"):
@@ -75,6 +79,7 @@ def bad(batch):
 )
 SAID = {
     "forks": "",
+    "has a fork that exits": "",
     "prints": "",
     "raises": r"worker \d+: the transform failed on a batch of .*: ValueError: a bug of the user's \(.*of_this_test.py:\d+\)",
     "is cancelled": r"worker \d+: the transform failed on a batch of .*: CancelledError: a task of asyncio",
