@@ -128,6 +128,8 @@ class TableTransaction(Transaction[TableHandle]):
 
 def written_columns(changes: Changes | None, rows: pa.Schema, loaded: LoadedTable, where: str) -> pa.Schema:
     """The table's fields that are written of such rows. Raises UsageError naming what does not fit."""
+    if not rows.names:
+        raise UsageError(f"{where}: rows without columns cannot be written: Parquet keeps no rows but those of a column")
     if changes is None:
         return fitting_schema(rows, loaded.schema, loaded.files.sources, where)
     loaded.check_rewritable()

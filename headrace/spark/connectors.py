@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.offset_log import OffsetLog
@@ -30,6 +31,37 @@ OPTION = "connector"
 KAFKA, FILES, CHANGES = "kafka", "files", "postgresql-changes"
 
 Planned = tuple[SinkWrite[Any], list[str]]  # how to write, and which of a frame's columns, in its order
+
+_IN_PARTS = ("variant", "geometry", "geography")
+"""Types whose values Spark gives as structs of what it keeps them in, which no reader takes for such a value."""
+
+
+def _arrow(schema: StructType) -> pa.Schema:
+    """The frame's columns, as its rows have them. Raises UsageError naming one of a type that these do not have."""
+    for field in schema:
+        if (kind := _in_parts(field.dataType)) is not None:
+            raise UsageError(
+                f"column {field.name!r}: {kind} would be written as Spark keeps it: make text or bytes of it first"
+            )
+        try:
+            to_arrow_schema(StructType([field]), timezone="UTC")
+        except (PySparkException, TypeError, ValueError) as error:
+            kind = field.dataType.simpleString()
+            raise UsageError(f"column {field.name!r}: {kind} cannot be written, only another type: {error}") from error
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def _in_parts(kind: DataType) -> str | None:
+    match kind:
+        case StructType():
+            inner = [field.dataType for field in kind]
+        case ArrayType():
+            inner = [kind.elementType]
+        case MapType():
+            inner = [kind.keyType, kind.valueType]
+        case _:
+            return kind.typeName() if kind.typeName() in _IN_PARTS else None
+    return next((found for each in inner if (found := _in_parts(each)) is not None), None)
 
 
 @contextmanager
@@ -52,7 +84,7 @@ def _sql(options: Mapping[str, str], schema: StructType) -> Planned:
     with _brought_by("sql"):
         from headrace.spark.sql_write import sql_write
     write = sql_write(options)
-    _check_rows(write.sink, to_arrow_schema(schema, timezone="UTC"))
+    _check_rows(write.sink, _arrow(schema))
     return write, schema.names
 
 
@@ -65,6 +97,7 @@ def _check_rows(sink: TableSink, schema: pa.Schema) -> None:
 def _files(options: Mapping[str, str], schema: StructType) -> Planned:
     from headrace.spark.files_write import file_write
 
+    _arrow(schema)
     return file_write(options), schema.names
 
 
@@ -72,12 +105,13 @@ def _table(format_name: str, options: Mapping[str, str], schema: StructType) -> 
     from headrace.spark import table_write
 
     write: SinkWrite[Any]
+    rows = _arrow(schema)
     with _brought_by(format_name):
         plan = table_write.delta_write if format_name == "delta" else table_write.iceberg_write
         write, partition_by = plan(options, schema)
     if not write.sink.log().exists():
         _make_table.cache_clear()  # what was asked before was of a table that is gone
-    _make_table(write.sink, to_arrow_schema(schema, timezone="UTC"), partition_by)
+    _make_table(write.sink, rows, partition_by)
     return write, schema.names
 
 

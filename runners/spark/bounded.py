@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Self, cast
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 from pyspark import cloudpickle
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -42,8 +44,23 @@ def read_source(spark: SparkSession, source: Source[Any]) -> DataFrame:
     if source.boundedness is not Boundedness.BOUNDED:
         raise UsageError(f"source {source.name!r} has no end: only a bounded source can be read as a frame")
     spark_types(source)
-    with active(spark):
+    with active(spark), advised():
         return spark.read.format(register_once(spark, BoundedSourceFormat.of(source))).load()
+
+
+@contextmanager
+def advised() -> Iterator[None]:
+    """Around what has Spark load a format: UsageError says what to do where its Python has not what the format needs."""
+    try:
+        yield
+    except PySparkException as error:
+        if (missing := re.search(r"ModuleNotFoundError: (No module named \S+)", str(error))) is None:
+            raise
+        raise UsageError(
+            f"the Python that Spark has started cannot load the source: {missing[1]}. Set PYSPARK_PYTHON to the Python that "
+            "has headrace before the session starts, or start it with headrace.spark.session_builder(). Modules of yours are "
+            "given it by --py-files"
+        ) from error
 
 
 _registered: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.bounded import PickledFormat, converted, loaded, pickled, register_once, spark_types
+from headrace.runners.spark.bounded import PickledFormat, advised, converted, loaded, pickled, register_once, spark_types
 from headrace.runners.spark.driver_id import driver_id_of
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.offset_log import OffsetLog
@@ -85,7 +85,7 @@ def read_frame(spark: SparkSession, read: StreamRead) -> DataFrame:
     """A streaming frame of the source. Raises UsageError for a type that Spark has not, and for what cannot travel to tasks."""
     spark_types(read.source)
     source = _format_of(PipelineSourceFormat, replace(read, parallelism=told_parallelism_of(spark)))
-    with active(spark):
+    with active(spark), advised():
         return spark.readStream.format(register_once(spark, source)).load()
 
 

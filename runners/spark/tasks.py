@@ -80,14 +80,14 @@ def read_splits(
 
 @functools.cache
 def check_memory() -> None:
-    """Raise UsageError where Spark leaves this process no memory for threads: Python waits for ever for one that cannot start."""
+    """Raise UsageError where Spark leaves this process no memory for threads: Python waits for ever for one without it."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     with suppress(FileNotFoundError):  # of Linux
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         if limit != resource.RLIM_INFINITY and limit - used < _FREE_BYTES:
             raise UsageError(
-                f"spark.executor.pyspark.memory leaves a task {limit >> 20} MiB, and what it has loaded takes {used >> 20} MiB of "
-                "addresses: set it to 2g at least for each task that runs at once, or leave it out"
+                f"spark.executor.pyspark.memory leaves a task {limit >> 20} MiB, and what it has loaded takes {used >> 20} MiB "
+                "of addresses: set it to 2g at least for each task that runs at once, or leave it out"
             )
 
 

@@ -558,7 +558,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(("more", "said"), [("", "3"), ("deltalake.DeltaTable({1!r})", "do that under if __name__")])
 def test_a_script_that_makes_its_table_as_it_is_loaded_runs(kafka, tmp_path, more, said):
-    """deltalake does not work in a fork of a process that has used it: each worker died of it, and was started again for ever."""
+    """deltalake does not work in a fork of a process that has used it: each worker died of it, and started again for ever."""
     produce(kafka, 0, 3)
     place = kafka.bootstrap, str(tmp_path / "table")
     (tmp_path / "script.py").write_text(INTO_A_TABLE.format(*place, more.format(*place)))

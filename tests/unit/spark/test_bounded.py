@@ -10,8 +10,10 @@ import pytest
 pytest.importorskip("pyspark")
 
 from pyspark import cloudpickle
+from pyspark.errors import AnalysisException
 
-from headrace.runners.spark.bounded import BoundedSourceFormat
+from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.bounded import BoundedSourceFormat, advised
 from headrace.testing.memory import MemoryLog, MemorySource
 
 
@@ -51,3 +53,14 @@ def test_the_format_travels_with_its_source_and_reads_it(source):
 def test_another_source_has_another_name_and_the_same_the_same(source):
     assert BoundedSourceFormat.of(source).name() == BoundedSourceFormat.of(source).name()
     assert BoundedSourceFormat.of(source).name() != BoundedSourceFormat.of(source.with_columns(["value"])).name()
+
+
+def test_a_python_without_what_the_source_needs_is_named_with_advice():
+    trace = "Error from python worker: ...\nModuleNotFoundError: No module named 'pyarrow'\n"
+    with (
+        pytest.raises(UsageError, match=r"No module named 'pyarrow'\. Set PYSPARK_PYTHON to the Python that has headrace"),
+        advised(),
+    ):
+        raise AnalysisException(trace)
+    with pytest.raises(AnalysisException, match="no such path"), advised():
+        raise AnalysisException("no such path")

@@ -7,7 +7,17 @@ import shutil
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    LongType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+    VariantType,
+    YearMonthIntervalType,
+)
 
 from headrace.connectors.base.jobs import one_off_job
 from headrace.connectors.files import FileFormat, FileSink
@@ -89,6 +99,22 @@ class TestConnector:
             planned_batch_write({"connector": name}, SCHEMA, overwrite=True)
         with pytest.raises(UsageError, match=f"complete not allowed for connector '{name}'"):
             planned_stream_write({"connector": name}, SCHEMA, complete=True)
+
+    @pytest.mark.parametrize("name", ["files", "delta"])
+    @pytest.mark.parametrize(
+        ("kind", "said"),
+        [
+            (VariantType(), "variant would be written as Spark keeps it"),
+            (MapType(StringType(), ArrayType(VariantType())), "variant would be written as Spark keeps it"),
+            (YearMonthIntervalType(), "interval year to month cannot be written"),
+            (ArrayType(NullType(), containsNull=False), "array<void> cannot be written"),
+        ],
+    )
+    def test_a_column_that_rows_do_not_have_is_named(self, tmp_path, name, kind, said):
+        schema = StructType([StructField("fine", LongType()), StructField("odd", kind)])
+        with pytest.raises(UsageError, match=f"column 'odd': {said}"):
+            planned_stream_write({"connector": name, "path": str(tmp_path / "table")}, schema, complete=False)
+        assert not (tmp_path / "table").exists()
 
     def test_kafka_takes_whole_results_as_sparks_sink_does(self):
         assert isinstance(planned_stream_write(KAFKA, SCHEMA, complete=True)[0].sink, KafkaSink)

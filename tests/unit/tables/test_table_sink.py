@@ -557,6 +557,7 @@ def test_many_partitions_have_few_files_open(tmp_path):
     (pa.schema([("at", pa.timestamp("us"))]), "'at' is timestamp"),
     (pa.schema([("money", pa.decimal128(12, 2))]), "'money' is decimal128"),
     (pa.schema([("text", pa.string()), ("text", pa.string())]), "a column comes twice"),
+    (pa.schema([]), "rows without columns cannot be written"),
 ])  # fmt: skip
 def test_rows_that_do_not_fit_are_refused(tmp_path, rows, message):
     sink = DeltaSink(str(tmp_path / "table"))
