@@ -18,7 +18,7 @@ from headrace.enumerator.source import DiscoveryResult, IncrementalDiscovery, Js
 
 log = logging.getLogger(__name__)
 
-_VERSION = 1  # of the cursor
+_VERSION = 2  # of the cursor; the first one does not state its folder
 _LEAST_HANDLED = 100_000
 
 
@@ -86,10 +86,21 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"a cursor of files cannot be read: {error!r}") from error
         self._remembered = Remembered.restored(found)
+        self._warn_of_another_folder(cursor.get("path"))
         self._check_order()
         if self._plan.watch:
             self._remembered.end = None  # of a bounded read, which this one continues
         self._plan.pin_schema(pinned)
+
+    def _warn_of_another_folder(self, path: object) -> None:
+        """A folder that was moved is read on; in another one the files are others, and those that are older are left."""
+        if path not in (None, self._plan.path):
+            log.warning(
+                "%s: the checkpoint is of %s. What has its name and time counts as read here, and what is older than what was "
+                "read there is not read. To read all of another folder start with a new checkpoint",
+                self._plan.path,
+                path,
+            )
 
     def _check_order(self) -> None:
         by_time = self._plan.order == "time"
@@ -159,7 +170,8 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         self._remembered.add([key_of(file) for file in chosen], now_ms, self._plan.max_file_age_s * 1000)
 
     def _stored(self) -> JsonObject:
-        return {"version": _VERSION, "name": self._name, "schema": self._plan.pinned_schema, "found": self._remembered.stored()}
+        found, schema = self._remembered.stored(), self._plan.pinned_schema
+        return {"version": _VERSION, "path": self._plan.path, "name": self._name, "schema": schema, "found": found}
 
     def _count(self, file: FoundFile) -> int:
         parts = -(-file.size // self._plan.split_bytes)

@@ -32,7 +32,7 @@ from headrace.files import FileSource
 from tests.helpers.reading_files import found, rows
 
 VALUE = pa.schema([("value", pa.string())])
-GOLDEN = Path(__file__).parents[1] / "golden" / "file_cursor_v1.json"
+GOLDEN = Path(__file__).parents[1] / "golden"
 DAY_S = 86_400
 NOW_S = 1_700_000_000
 
@@ -304,21 +304,34 @@ def test_a_million_files_are_remembered_in_a_megabyte():
     assert restored.stored() == remembered.stored()
 
 
-def test_the_golden_cursor_is_read(tmp_path):
+@pytest.mark.parametrize("name", ["file_cursor_v1.json", "file_cursor_v2.json"])
+def test_the_golden_cursor_is_read(tmp_path, name):
     """A difference here means that the format has changed, and needs a new version."""
-    golden = json.loads(GOLDEN.read_text())
+    golden = json.loads((GOLDEN / name).read_text())
     write(tmp_path / "1", NOW_S)
     write(tmp_path / "2", NOW_S + 1)
     source = source_of(tmp_path, schema=None)
     assert paths(found(source, golden)) == ["2"]
     assert source.schema == VALUE
+    golden = json.loads((GOLDEN / "file_cursor_v2.json").read_text())
     _, cursor = found(source_of(tmp_path, schema=None, pattern="1"))
     assert (cursor.keys(), cursor["found"].keys()) == (golden.keys(), golden["found"].keys())
     assert (cursor["version"], cursor["found"]["paths"]) == (golden["version"], golden["found"]["paths"])
 
 
+def test_a_checkpoint_of_another_folder_is_warned_of(tmp_path, caplog):
+    """Its files that are older than those that were read would be missing without a word."""
+    for folder in ("here", "there"):
+        write(tmp_path / folder / folder, NOW_S)
+    _, cursor = found(source_of(tmp_path / "here"))
+    found(source_of(tmp_path / "here"), cursor)
+    assert not caplog.records
+    found(source_of(tmp_path / "there"), cursor)
+    assert f"{tmp_path / 'there'}: the checkpoint is of {tmp_path / 'here'}. " in caplog.text
+
+
 @pytest.mark.parametrize("damage", [
-    lambda cursor: {}, lambda cursor: cursor | {"version": 2}, lambda cursor: cursor | {"found": {}},
+    lambda cursor: {}, lambda cursor: cursor | {"version": 3}, lambda cursor: cursor | {"found": {}},
     lambda cursor: cursor | {"schema": "AAAA"},
     lambda cursor: cursor | {"found": cursor["found"] | {"paths": "AAA="}},
     lambda cursor: cursor | {"found": cursor["found"] | {"times": "????"}},
