@@ -29,10 +29,12 @@ class Capabilities:
 
     Of a runner whose checkpoints a sink can follow; None for the others, which cannot write exactly once.
     """
+    has_splittable: bool = True
+    """Whether splittable DoFns that hand their rest on run there."""
 
 
 RUNNERS: Mapping[str, Capabilities] = {
-    "BundleBasedDirectRunner": Capabilities(Stages.ONE_BY_ONE),
+    "BundleBasedDirectRunner": Capabilities(Stages.ONE_BY_ONE, has_splittable=False),
     "FlinkRunner": Capabilities(check_options=flink.refuse),
     "FnApiRunner": Capabilities(Stages.ONE_BY_ONE),
     "PortableRunner": Capabilities(check_options=flink.refuse),  # it reaches Flink's job server

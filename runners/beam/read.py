@@ -360,6 +360,11 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         return Reading(self._source, uuid.uuid4().hex, self._event_time, self._read_s, self._publishes, timeout_s)
 
     def _read(self, pbegin: Any, options: Mapping[str, Any]) -> Any:
+        if not capabilities.of_runner(pbegin.pipeline).has_splittable:
+            runner = capabilities.name_of(pbegin.pipeline)
+            raise UsageError(
+                f"{runner} does not run Beam's splittable DoFns to their end: use DirectRunner, or read to a limit"
+            )
         if self._source.boundedness is Boundedness.UNBOUNDED:
             _check_streams(pbegin.pipeline)
         enumerate_fn, read_fn = self.stages(options)

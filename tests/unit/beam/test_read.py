@@ -787,6 +787,14 @@ def test_a_source_without_an_end_is_refused_where_stages_run_one_after_the_other
         _ = on_direct() | ReadFromSource(MemorySource(MemoryLog()))
 
 
+def test_a_runner_that_does_not_end_splittable_functions_is_refused_but_with_a_limit():
+    """Each read failed there after four attempts: the enumeration was neither completed nor handed on."""
+    source = MemorySource(MemoryLog(), bounded=True)
+    with pytest.raises(UsageError, match="BundleBasedDirectRunner does not run Beam's splittable DoFns"):
+        _ = beam.Pipeline("BundleBasedDirectRunner") | ReadFromSource(source)
+    _ = beam.Pipeline("BundleBasedDirectRunner") | ReadFromSource(source, limit=Limit(1, None))
+
+
 def test_direct_runner_may_have_no_prism_and_that_is_said(caplog):
     _ = beam.Pipeline("DirectRunner") | ReadFromSource(MemorySource(MemoryLog()))
     assert "only where Beam can fetch its program Prism" in caplog.text
