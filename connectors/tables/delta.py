@@ -47,8 +47,8 @@ _WRITTEN_IF_UNUSED = frozenset({"checkConstraints", "generatedColumns", "invaria
 """Features that ask something of the rows where a column or a property uses them."""
 
 _NOT_COMMITTED = "Unsupported table features"
-_FORKED = "Forked process detected"
 """What `deltalake` says of a table whose features it does not write, by the same error as of a commit that came too late."""
+_FORKED = "Forked process detected"
 
 _PROPERTIES = {
     "delta.columnMapping.mode": "the names of its columns in files are others (column mapping)",
