@@ -130,14 +130,22 @@ class TableRows:
         if difference is None:
             return None
         is_older = pc.max(changes.lsns).as_py() <= self._known_at
-        known = {column.name for column in self.table.columns}
-        found = {column.name for column in changes.relation.columns}
-        if is_older and not (known - found and found - known):
+        known = [column.name for column in self.table.columns]
+        found = [column.name for column in changes.relation.columns]
+        both = {*known} & {*found}
+        is_moved = [name for name in known if name in both] != [name for name in found if name in both]
+        may_be_renamed = is_moved or bool({*known} - both and {*found} - both)
+        if is_older and not may_be_renamed:
             return difference
-        if is_older:
+        if is_older or is_moved:
             raise UsageError(
                 f"the log has changes of {self.table.full_name} with other columns than it has now ({difference}). One that "
                 f"was renamed cannot be found: {NEW_SNAPSHOT}"
+            )
+        if _keys_of(self.table, changes.relation) is not None:
+            raise UsageError(
+                f"the table {self.table.full_name} has changed: {difference}. A copy by the old one keeps rows that are gone: "
+                f"{NEW_SNAPSHOT}"
             )
         raise UsageError(
             f"the table {self.table.full_name} has changed: {difference}. Start again, with a new ChangesSource "
@@ -244,7 +252,7 @@ def table_rows(batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
 
 
 def difference_of(table: PgTable, relation: LoggedRelation) -> str | None:
-    """In which columns the log's description of the table is another one; None if in none. Their order does not count."""
+    """In which columns the log's description of the table is another one; None if in none."""
     known = {column.name: (column.type.oid, column.modifier) for column in table.columns}
     found = {column.name: (column.type_oid, column.modifier) for column in relation.columns}
     parts = (
@@ -253,7 +261,19 @@ def difference_of(table: PgTable, relation: LoggedRelation) -> str | None:
         ("of another type", {name for name in known.keys() & found.keys() if known[name] != found[name]}),
     )
     said = [f"columns {what}: {', '.join(sorted(names))}" for what, names in parts if names]
+    if not said and [*known] != [*found]:  # PostgreSQL moves none
+        said.append(f"columns that were renamed or created again, as their order says: {', '.join(found)}")
+    if (keys := _keys_of(table, relation)) is not None:
+        before, after = (", ".join(sorted(names)) for names in keys)
+        said.append(f"another key: {after}, and no longer {before}")
     return "; ".join(said) or None
+
+
+def _keys_of(table: PgTable, relation: LoggedRelation) -> tuple[set[str], set[str]] | None:
+    """By which columns rows were found and are found, if these are others. A full row says nothing of the key."""
+    before = {*table.key} if table.identity == "full" else {column.name for column in table.columns if column.in_key}
+    after = set() if relation.identity == "full" else {column.name for column in relation.columns if column.in_key}
+    return (before, after) if before and after and before != after else None
 
 
 def _texts_of(tuples: Tuples, order: Sequence[int | None]) -> list[pa.LargeStringArray]:
