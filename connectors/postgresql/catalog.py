@@ -253,8 +253,12 @@ def read_tables(connection: Connection, oids: Collection[int], published: Mappin
             and (not each.is_generated or (listed is not None and may_list_generated))
         )
         key = tuple(names[number] for number in _numbers(primary))
-        key = key if {column.name for column in kept}.issuperset(key) else ()
-        tables[oid] = PgTable(oid, schema, name, kept, _IDENTITIES[replident], key, is_partitioned, bool(is_deferrable))
+        in_log = {column.name for column in kept}
+        key = key if in_log.issuperset(key) else ()
+        tables[oid] = PgTable(
+            *(oid, schema, name, kept, _IDENTITIES[replident], key, is_partitioned, bool(is_deferrable)),
+            identity_is_published=in_log.issuperset(in_key),
+        )
     return tables
 
 

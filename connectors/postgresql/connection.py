@@ -108,7 +108,8 @@ def translated(url: str, doing: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        kind = kind_while_connecting(str(error)) if error.sqlstate is None else kind_of_state(error.sqlstate)
+        is_of_connection = error.sqlstate is None and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        kind = kind_while_connecting(str(error)) if is_of_connection else kind_of_state(error.sqlstate or "")
         raise kind(f"{doing} ({shown(url)}): {_without_secrets(url, str(error).strip())}") from error
 
 

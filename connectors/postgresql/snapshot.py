@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import psycopg
 import pyarrow as pa
@@ -22,6 +24,14 @@ _BLOCK_BYTES = (1 << 31) - 1
 """Arrow reads no more of a CSV at a time, and no larger row."""
 _UNBOUNDED_NAMES = {"character": "bpchar", "bit": "varbit"}
 """Of types whose name without a length has the length 1."""
+_Sign = Literal[">=", "<"]
+_BUILT_IN, _FIRST_OWN_OID = "pg_catalog", 16384
+_OPERATORS = """
+    SELECT nspname FROM pg_catalog.pg_opclass JOIN pg_catalog.pg_am ON pg_am.oid = opcmethod AND amname = 'btree'
+    JOIN pg_catalog.pg_amop ON amopfamily = opcfamily AND (amoplefttype, amoprighttype) = (opcintype, opcintype)
+    JOIN pg_catalog.pg_operator o ON o.oid = amopopr JOIN pg_catalog.pg_namespace n ON n.oid = oprnamespace
+    WHERE opcdefault AND opcintype = %s AND amopstrategy = 4
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +55,9 @@ def created_again(table: str) -> DataLossError:
 
 def chunk_key(table: PgTable) -> tuple[str, ...]:
     """The columns that a table is cut by: each change has to tell them. None where it has no such key."""
-    return tuple(column.name for column in table.columns if column.in_key) if table.identity == "index" else table.key
+    if table.identity != "index":
+        return table.key
+    return tuple(column.name for column in table.columns if column.in_key and table.identity_is_published)
 
 
 def lower_bounds(connection: psycopg.Connection, followed: Followed, key: tuple[str, ...], rows: int) -> Iterator[Key]:
@@ -71,7 +83,7 @@ def next_bound(
     names = sql.SQL(", ").join(sql.Identifier(_ROWS, name) for name in key)
     texts = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(_ROWS, name)) for name in key)
     query = sql.SQL("SELECT {} FROM {} AS {} WHERE {} ORDER BY {} OFFSET {} LIMIT 1").format(
-        *(texts, _from(followed), sql.Identifier(_ROWS), _between(columns, lower, None), names, sql.Literal(rows))
+        texts, _from(followed), sql.Identifier(_ROWS), _between(connection, columns, lower, None), names, sql.Literal(rows)
     )
     found = connection.execute(query).fetchone()
     return None if found is None else tuple(map(str, found))
@@ -97,7 +109,7 @@ def read_chunk(
     """
     table = followed.table
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.columns)
-    within = _between([_column(table, name) for name in key], lower, upper)
+    within = _between(connection, [_column(table, name) for name in key], lower, upper)
     published = followed.row_filter
     condition = within if published is None else sql.SQL("{} AND ({})").format(within, sql.SQL(published))
     rows = sql.SQL("SELECT {} FROM {} AS {} WHERE {}").format(columns, _from(followed), sql.Identifier(_ROWS), condition)
@@ -142,12 +154,13 @@ class KeyOrder:
         columns = [_column(table, name) for name in seam.key]
         names = [sql.Identifier(f"k{place}") for place in range(len(columns))]
         # Cast one by one: there are no arrays of arrays, and a key may be one.
-        compared = (_compared(connection, table, *pair) for pair in zip(columns, names, strict=True))
+        compared = [_compared(connection, table, *pair) for pair in zip(columns, names, strict=True)]
+        row = sql.SQL("ROW({})").format(sql.SQL(", ").join(compared)).as_string(connection)
         self._query = sql.SQL(
             "WITH bounds AS (SELECT array_agg({row} ORDER BY n) AS rows FROM unnest({texts}) WITH ORDINALITY AS b({listed}, n))"
             " SELECT width_bucket({row}, bounds.rows) FROM unnest({texts}) WITH ORDINALITY AS k({listed}, n), bounds ORDER BY n"
         ).format(
-            row=sql.SQL("ROW({})").format(sql.SQL(", ").join(compared)),
+            row=sql.SQL(row.replace("%", "%%")),  # names of types may have it
             texts=sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(columns)),
             listed=sql.SQL(", ").join(names),
         )
@@ -186,17 +199,51 @@ def _from(followed: Followed) -> sql.Composable:
     return sql.SQL("{}{}").format(only, sql.Identifier(followed.table.schema, followed.table.name))
 
 
-def _between(columns: Sequence[PgColumn], lower: Key | None, upper: Key | None) -> sql.Composable:
+def _between(
+    connection: psycopg.Connection, columns: Sequence[PgColumn], lower: Key | None, upper: Key | None
+) -> sql.Composable:
     """The condition on the key. Rows are compared by the key's index."""
-    parts = [sql.SQL("true")]
-    names = sql.SQL(", ").join(sql.Identifier(_ROWS, column.name) for column in columns)
-    for bound, sign in ((lower, sql.SQL(">=")), (upper, sql.SQL("<"))):
-        if bound is not None:
-            values = (
-                sql.SQL("{}::{}").format(sql.Literal(text), _cast(column)) for column, text in zip(columns, bound, strict=True)
-            )
-            parts.append(sql.SQL("({}) {} ({})").format(names, sign, sql.SQL(", ").join(values)))  # type: ignore[arg-type] # composed
+    parts: list[sql.Composable] = [sql.SQL("true")]
+    if columns and (lower is not None or upper is not None):
+        schemas = [_operators_of(connection, column) for column in columns]
+        compared = _compared_rows if {*schemas} == {_BUILT_IN} else partial(_compared_one_by_one, schemas)
+        names = [sql.Identifier(_ROWS, column.name) for column in columns]
+        bounds: tuple[tuple[Key | None, _Sign], ...] = ((lower, ">="), (upper, "<"))
+        for bound, sign in bounds:
+            if bound is not None:
+                texts = zip(columns, map(sql.Literal, bound), strict=True)
+                parts.append(compared(names, sign, [sql.SQL("{}::{}").format(text, _cast(column)) for column, text in texts]))
     return sql.SQL(" AND ").join(parts)
+
+
+def _operators_of(connection: psycopg.Connection, column: PgColumn) -> str:
+    """The schema of those by which the column is ordered. Of an extension's type they are where that is, which no search path
+    has: others would be taken, to which it is cast."""
+    kind = column.type
+    while kind.kind == "domain" and kind.element is not None:
+        kind = kind.element
+    found = None if kind.oid < _FIRST_OWN_OID else connection.execute(_OPERATORS, [kind.oid]).fetchone()
+    return _BUILT_IN if found is None else str(found[0])
+
+
+def _compared_rows(names: Sequence[sql.Composable], sign: _Sign, values: Sequence[sql.Composable]) -> sql.Composable:
+    row, other = sql.SQL(", ").join(names), sql.SQL(", ").join(values)
+    return sql.SQL("({}) {} ({})").format(row, sql.SQL(sign), other)
+
+
+def _compared_one_by_one(
+    schemas: Sequence[str], names: Sequence[sql.Composable], sign: _Sign, values: Sequence[sql.Composable]
+) -> sql.Composable:
+    """The same, by each column's operators. The first comparison is for the index."""
+
+    def by(place: int, operator: str) -> sql.Composable:
+        qualified = sql.SQL("{} OPERATOR({}.{}) {}")
+        return qualified.format(names[place], sql.Identifier(schemas[place]), sql.SQL(operator), values[place])
+
+    condition = by(len(names) - 1, sign)
+    for place in reversed(range(len(names) - 1)):
+        condition = sql.SQL("({} OR {} AND {})").format(by(place, sign[0]), by(place, "="), condition)
+    return sql.SQL("{} AND {}").format(by(0, f"{sign[0]}="), condition)
 
 
 def _texts(data: bytes, names: Sequence[str]) -> list[pa.LargeStringArray]:

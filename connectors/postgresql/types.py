@@ -67,7 +67,8 @@ class PgTable:
     """A table with the columns that are published. `key` has those of its primary key, in the key's order; none if one is not
     published.
 
-    `is_deferrable`: the key may be changed so that rows have the same one until the transaction's end.
+    `is_deferrable`: the key may be changed so that rows have the same one until the transaction's end. `identity_is_published`:
+    whether all columns of the replica identity are.
     """
 
     oid: int
@@ -78,6 +79,7 @@ class PgTable:
     key: tuple[str, ...]
     is_partitioned: bool = False
     is_deferrable: bool = False
+    identity_is_published: bool = True
 
     @property
     def full_name(self) -> str:

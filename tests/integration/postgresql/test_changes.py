@@ -617,6 +617,14 @@ def test_a_table_whose_key_is_not_published_is_read_as_one_without(url: str) -> 
         url, "ALTER TABLE public.orders DROP COLUMN part, ADD key int GENERATED ALWAYS AS (1) STORED, ADD PRIMARY KEY (id, key)"
     )
     assert len(rows_alone(source_of(url, snapshot="only", chunk_rows=3000))) == 3000
+    psql(
+        url,
+        "ALTER TABLE public.orders ADD part text NOT NULL DEFAULT 'p', ADD same int GENERATED ALWAYS AS (id) STORED NOT NULL",
+        "CREATE UNIQUE INDEX by_part ON public.orders (part, same)",
+        "ALTER TABLE public.orders REPLICA IDENTITY USING INDEX by_part",
+    )
+    with pytest.raises(UsageError, match="to cut it into chunks"):  # a part of a key cuts nothing
+        rows_alone(source_of(url, snapshot="only", chunk_rows=5))
 
 
 def test_a_table_without_a_key_is_read_as_a_whole_or_refused(url: str) -> None:
@@ -996,11 +1004,53 @@ def test_chunks_are_of_any_key_and_the_server_says_which_one_a_change_is_in(url:
     assert copy == wanted
 
 
+_FOLDED = ("<", "<=", "=", ">=", ">")
+
+
+def test_keys_of_a_type_of_an_extension_are_ordered_by_its_own_operators(url: str) -> None:
+    """As by citext: those of text, to which it is cast, order `C` ahead of `a`."""
+    made = "LANGUAGE internal IMMUTABLE STRICT"
+    psql(
+        url,
+        "CREATE SCHEMA ext",
+        "CREATE TYPE ext.folded",
+        f"CREATE FUNCTION ext.read(cstring) RETURNS ext.folded AS 'textin' {made}",
+        f"CREATE FUNCTION ext.shown(ext.folded) RETURNS cstring AS 'textout' {made}",
+        "CREATE TYPE ext.folded (INPUT = ext.read, OUTPUT = ext.shown, INTERNALLENGTH = VARIABLE)",
+        "CREATE CAST (ext.folded AS text) WITHOUT FUNCTION AS IMPLICIT",
+        "CREATE FUNCTION ext.order(ext.folded, ext.folded) RETURNS int LANGUAGE sql IMMUTABLE STRICT AS "
+        '\'SELECT sign(bttextcmp(lower($1) COLLATE "C", lower($2) COLLATE "C"))::int\'',
+        *(
+            f"CREATE FUNCTION ext.f{at}(ext.folded, ext.folded) RETURNS bool LANGUAGE sql IMMUTABLE STRICT AS "
+            f"'SELECT ext.order($1, $2) {sign} 0'"
+            for at, sign in enumerate(_FOLDED)
+        ),
+        *(
+            f"CREATE OPERATOR ext.{sign} (LEFTARG = ext.folded, RIGHTARG = ext.folded, PROCEDURE = ext.f{at})"
+            for at, sign in enumerate(_FOLDED)
+        ),
+        "CREATE OPERATOR CLASS ext.folded DEFAULT FOR TYPE ext.folded USING btree AS "
+        "FUNCTION 1 ext.order(ext.folded, ext.folded), "
+        + ", ".join(f"OPERATOR {at} ext.{sign}" for at, sign in enumerate(_FOLDED, 1)),
+        "CREATE TABLE ext.keys (n int, key ext.folded, PRIMARY KEY (n, key))",
+        "CREATE TABLE ext.one (key ext.folded PRIMARY KEY)",
+        "INSERT INTO ext.one VALUES ('a'), ('b'), ('C'), ('d'), ('E'), ('f'), ('G'), ('h')",
+        "INSERT INTO ext.keys SELECT n, key FROM ext.one, generate_series(1, 2) AS n",
+        "ALTER PUBLICATION orders ADD TABLE ext.keys, ext.one",
+    )
+    for table, count in (("ext.one", 8), ("ext.keys", 16)):
+        found = rows_alone(ChangesSource(url, tables=[table], publication="orders", slot=SLOT, snapshot="only", chunk_rows=2))
+        assert len({(row.get("n"), row["key"]) for row in found}) == len(found) == count
+    psql(url, "DROP SCHEMA ext CASCADE")
+
+
 def test_odd_names_and_values_are_read_as_they_are(url: str) -> None:
     """Names with quotes, dots, percent signs and capitals; keys that are compared by a collation."""
     values = ["", "a", "B", "ä", "a b", 'q"uote', "back\\slash", "tab\t", "new\nline", "\u202eright", "NULL", "\\.", "%s"]
-    table = 'CREATE TABLE "My Schema"."we""ird.%t" ("se%l""ect" text COLLATE "C", "B" text, PRIMARY KEY ("se%l""ect"))'
-    psql(url, 'CREATE SCHEMA "My Schema"', table, 'ALTER PUBLICATION orders ADD TABLE "My Schema"."we""ird.%t"')
+    kind, named = '"My Schema"."in%d {}"', '("se%l""ect" text COLLATE "C", "B" text, '
+    enum = f"CREATE TYPE {kind} AS ENUM ('%s')"
+    table = f'CREATE TABLE "My Schema"."we""ird.%t" {named} e {kind} DEFAULT \'%s\', PRIMARY KEY ("se%l""ect", e))'
+    psql(url, 'CREATE SCHEMA "My Schema"', enum, table, 'ALTER PUBLICATION orders ADD TABLE "My Schema"."we""ird.%t"')
     with psycopg.connect(url, autocommit=True) as connection:
         insert = 'INSERT INTO "My Schema"."we""ird.%%t" VALUES (%s, %s)'
         connection.cursor().executemany(insert, [(value, value) for value in values])
@@ -1010,7 +1060,7 @@ def test_odd_names_and_values_are_read_as_they_are(url: str) -> None:
             connection.execute('UPDATE "My Schema"."we""ird.%t" SET "B" = "B" || \'!\'')
             found += read_some(run, len(values) - 2)
             found += read_some(run, 2)
-        rows = connection.execute('SELECT * FROM "My Schema"."we""ird.%t"').fetchall()
+        rows = connection.execute('SELECT "se%l""ect", "B" FROM "My Schema"."we""ird.%t"').fetchall()
     psql(url, 'DROP SCHEMA "My Schema" CASCADE')
     assert len([row for row in found if row["_op"] == "snapshot"]) == len(values)
     assert {row['se%l"ect']: row["B"] for row in found} == dict(rows)

@@ -57,6 +57,8 @@ def test_errors_are_of_our_tree_and_show_no_secret():
             raise error
     with pytest.raises(RetriableError, match="connecting"):
         connect("postgresql://127.0.0.1:1/d")
+    with pytest.raises(UnclassifiedError, match="placeholder"), translated(SECRETS, "reading"):  # of the client, and for ever
+        raise psycopg.ProgrammingError("no such placeholder")
 
 
 @pytest.mark.parametrize(

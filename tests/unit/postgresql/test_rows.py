@@ -113,7 +113,10 @@ def test_without_a_primary_key_a_full_rows_update_stays_one():
         (COLUMNS[:2], "columns dropped: data"),
         ([("id", 20, True), *COLUMNS[1:]], "columns of another type: id"),
         ([COLUMNS[0], COLUMNS[1], ("renamed", 25, False)], "columns added: renamed; columns dropped: data"),
-        ([("id", 23, False), ("name", 25, True), COLUMNS[2]], "another key: name, and no longer id. A copy by the old one keeps"),
+        (
+            [("id", 23, False), ("name", 25, True), COLUMNS[2]],
+            "another key: name, and no longer id. A copy by the old one keeps",
+        ),
     ],
 )
 def test_changes_of_a_table_that_was_altered_are_refused(columns, said):
