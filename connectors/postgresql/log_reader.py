@@ -231,7 +231,7 @@ class LogReader:
         if decoded.is_whole:
             self._open = 0
             return 0
-        self._open = count_of_last_transaction(decoded) + (0 if has_moved else self._open)
+        self._open = count_of_open(decoded) + (0 if has_moved else self._open)
         return self._open if has_moved else max(self._open, self._split.skip)
 
     def _new_rows(self, changes: LoggedChanges, dropped: int) -> tuple[pa.RecordBatch, pa.Int64Array]:
@@ -301,11 +301,9 @@ def count_of(decoded: Decoded) -> int:
     return sum(len(changes.lsns) for changes in decoded.changes)
 
 
-def count_of_last_transaction(decoded: Decoded) -> int:
-    """How many changes of the transaction that is under way it has."""
-    last = max(decoded.changes, key=lambda changes: changes.places[-1].as_py())
-    xid = last.xids[-1]
-    return sum(int(pc.sum(pc.equal(changes.xids, xid)).as_py() or 0) for changes in decoded.changes)
+def count_of_open(decoded: Decoded) -> int:
+    """How many changes of the transaction that is under way it has: none, if that has messages only so far."""
+    return sum(int(pc.sum(pc.equal(changes.xids, decoded.xid)).as_py() or 0) for changes in decoded.changes)
 
 
 def key_texts(changes: LoggedChanges, key: Sequence[str], places: pa.Int64Array, operations: pa.StringArray) -> Sequence[Key]:

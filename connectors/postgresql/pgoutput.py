@@ -102,13 +102,14 @@ class Message(NamedTuple):
 class Decoded(NamedTuple):
     """What a part of the log holds. `position`: the end of the last transaction that is whole, or where the decoder started.
 
-    `is_whole`: it ends with a transaction; otherwise the rest of the last one follows.
+    `is_whole`: it ends with a transaction; otherwise the rest of the transaction `xid` follows, of which it may have no change.
     """
 
     changes: tuple[LoggedChanges, ...]
     messages: tuple[Message, ...]
     position: int
     is_whole: bool
+    xid: int = 0
 
 
 # --- layout --------------------------------------------------------------------------------------------------------------
@@ -419,7 +420,7 @@ class Decoder:
         self.retired, self.messages = [], []
         self.place = self.taken_bytes = 0
         self.given = self.position
-        return Decoded(tuple(finished), messages, self.position, not self.is_open)
+        return Decoded(tuple(finished), messages, self.position, not self.is_open, self.xid)
 
     def _replayed(self) -> Iterator[Decoded]:
         """Decode the transaction that was streamed and has been committed."""

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE, LoggedChanges, LoggedRelation, Tuples
-from headrace.connectors.postgresql.types import OutOfRange, PgTable, arrow_array, arrow_type
+from headrace.connectors.postgresql.types import OutOfRange, PgColumn, PgTable, arrow_array, arrow_type
 from headrace.enumerator.errors import CorruptDataError, UsageError
 
 SNAPSHOT = "snapshot"
@@ -33,6 +33,8 @@ _SYSTEM = (
 )
 _BEFORE = "_before"
 _NONE: pa.Int64Array = pa.array([], pa.int64())
+_MOST_BYTES = (1 << 31) - 1
+"""Of a column of texts or bytes."""
 METADATA = (*(field.name for field in _SYSTEM), _BEFORE)
 """The columns ahead of the table's."""
 
@@ -54,6 +56,8 @@ class TableRows:
                 f"the table {table.full_name} has a column {taken[0]!r}, as our rows have: rename it, or leave it out of the "
                 "publication"
             )
+        if not table.columns:
+            raise UsageError(f"the table {table.full_name} has no columns, and so no values: leave it out of the tables")
         self.schema: pa.Schema = pa.schema([*_SYSTEM, pa.field(_BEFORE, self.values), *self.values])
 
     def changes(self, changes: LoggedChanges) -> pa.RecordBatch:
@@ -163,8 +167,21 @@ class TableRows:
             pa.nulls(count, pa.timestamp("us", "UTC")),
             _unchanged_names(self.table, [], count),
             None,
-            [arrow_array(column, column_texts, self._out_of_range) for column, column_texts in columns],
+            [self._read(column, column_texts) for column, column_texts in columns],
         )
+
+    def _read(self, column: PgColumn, texts: pa.LargeStringArray) -> pa.Array:
+        """Of a chunk, whose rows come in one batch."""
+        try:
+            return arrow_array(column, texts, self._out_of_range)
+        except CorruptDataError as error:
+            size = pc.sum(pc.binary_length(texts)).as_py() or 0
+            if size <= _MOST_BYTES:
+                raise
+            raise UsageError(
+                f"column {column.name!r} of {len(texts)} rows of {self.table.full_name} has {size:,} bytes, and one of Arrow's "
+                f"has less than 2 GiB. Set chunk_rows lower, and {NEW_SNAPSHOT}"
+            ) from error
 
     def _batch(
         self,

@@ -62,7 +62,7 @@ class ChangesSource(StagedSource[ChangesSplit]):
     struct of its columns, which is null in other tables' rows: `table_rows` gives those of one.
 
     A position is the LSN of a commit: a transaction is delivered as a whole, unless its messages have more than
-    `max_transaction_bytes` (default 256 MiB).
+    `max_transaction_bytes` (default 64 MiB).
 
     Raises UsageError for wrong arguments, at the first use also for what the server lacks.
     """

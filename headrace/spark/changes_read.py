@@ -31,7 +31,7 @@ OPTIONS = OptionTable(
         Option("chunkRows", integer(1), "rows of the snapshot that a task holds in memory. Default 50000", "chunk_rows"),
         Option("metadata", names, "columns about the change. Default: `_op, _lsn`, and of several tables `_table`", "metadata"),
         Option("outOfRange", one_of("error", "null"), "of a value without a place in Spark. Default `error`", "out_of_range"),
-        Option("maxTransactionBytes", integer(1), "a larger transaction is in parts. Default 256 MiB", "max_transaction_bytes"),
+        Option("maxTransactionBytes", integer(1), "a larger transaction is in parts. Default 64 MiB", "max_transaction_bytes"),
         *SPLIT_LIMITS,
     ),
     "the source of changes",

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.connectors.postgresql.log_reader import count_of_open
 from headrace.connectors.postgresql.pgoutput import Message, RelationColumn
 from headrace.enumerator.errors import CorruptDataError
 from tests.helpers.pgoutput import (
@@ -146,6 +147,16 @@ def test_a_transaction_larger_than_its_bound_is_given_in_parts(pgoutput):
     assert (last.is_whole, last.position) == (True, END)
     rows = [value for part in (*parts, last) for value in plain(part.changes[0].new)[1][0]]
     assert rows == [str(number) for number in range(31)]
+
+
+def test_changes_of_a_transaction_that_has_ended_are_none_of_one_that_starts_with_a_large_message(pgoutput):
+    """A restart skips what was read of that one."""
+    decoder = pgoutput.Decoder(transaction_bytes=1000)
+    before = [start(), relation(), *(insert(b"%d" % number, None, None) for number in range(3)), commit(END)]
+    (part,) = decoder.decode([*before, start(XID + 1), message("outbox", b"z" * 1000)])
+    assert (part.is_whole, part.position, count_of_open(part)) == (False, END, 0)
+    (rest,) = decoder.decode([insert(b"4", b"x" * 1000, None)])
+    assert (rest.is_whole, count_of_open(rest)) == (False, 1)
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.connectors.postgresql import rows as rows_module
 from headrace.connectors.postgresql.pgoutput import Decoder, LoggedChanges
 from headrace.connectors.postgresql.rows import SeveralTablesRows, TableRows
 from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
@@ -191,6 +192,22 @@ def test_a_column_named_as_ours_is_refused():
     taken = PgTable(1, "public", "t", (PgColumn("_before", PgType(25, "text", "base")),), "default", ())
     with pytest.raises(UsageError, match=r"public\.t has a column '_before'"):
         TableRows(taken)
+
+
+def test_a_table_without_columns_is_refused():
+    with pytest.raises(UsageError, match=r"public.items has no columns"):
+        TableRows(replace(table(), columns=()))
+
+
+def test_a_chunk_whose_values_no_column_holds_says_what_to_set(monkeypatch):
+    """Of 2 GiB; here of what Arrow refuses for another reason."""
+    monkeypatch.setattr(rows_module, "_MOST_BYTES", 5)
+    texts = [pa.array(["one"], pa.large_string()), *[pa.array(["a"], pa.large_string())] * 2]
+    with pytest.raises(CorruptDataError, match="'one'"):
+        TableRows(table()).snapshot(texts, 0)
+    texts[0] = pa.array(["thousand"], pa.large_string())
+    with pytest.raises(UsageError, match=r"'id' of 1 rows of public.items has 8 bytes, .*Set chunk_rows lower, and take a new"):
+        TableRows(table()).snapshot(texts, 0)
 
 
 def test_a_snapshot_has_the_same_schema():
