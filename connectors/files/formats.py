@@ -11,6 +11,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.connectors.base.nested import visible
 from headrace.connectors.formats.json_lines import json_lines, unwritable
 from headrace.enumerator.errors import UsageError
 
@@ -103,8 +104,9 @@ class _ParquetWriter(RowWriter):
             raise UsageError("rows without columns cannot be written: Parquet keeps no rows but those of a column")
         for field in schema:
             self._check_field(field)
-        bounds = columns_with_bounds(schema)
-        self._writer = pq.ParquetWriter(file, schema, compression=compression, write_statistics=bounds)
+        self._stored = pa.schema([field.with_type(_listed(field.type)) for field in schema], schema.metadata)
+        bounds = columns_with_bounds(self._stored)
+        self._writer = pq.ParquetWriter(file, self._stored, compression=compression, write_statistics=bounds)
 
     @staticmethod
     def _check_field(field: pa.Field) -> None:
@@ -117,7 +119,8 @@ class _ParquetWriter(RowWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         """Row groups are made of many batches: small ones cost their readers much."""
         _check_schema(self._schema, batch.schema)
-        self._waiting.append(batch)
+        columns = [_cast(column, field.type) for column, field in zip(batch.columns, self._stored, strict=True)]
+        self._waiting.append(pa.RecordBatch.from_arrays(columns, schema=self._stored))
         self._bytes += batch.nbytes
         if self._bytes >= self._row_group_bytes:
             self._flush()
@@ -133,9 +136,34 @@ class _ParquetWriter(RowWriter):
 
     def _flush(self) -> None:
         if self._waiting:
-            table = pa.Table.from_batches(self._waiting, self._schema)
+            table = pa.Table.from_batches(self._waiting, self._stored)
             self._writer.write_table(table, row_group_size=table.num_rows)
             self._waiting, self._bytes = [], 0
+
+
+def _listed(kind: pa.DataType) -> pa.DataType:
+    """The type with lists in place of those of a fixed size: Parquet has none, and pyarrow reads no null among them."""
+    if isinstance(kind, pa.BaseExtensionType):
+        stored = _listed(kind.storage_type)
+        return kind if stored == kind.storage_type else stored
+    if not pa.types.is_nested(kind) or pa.types.is_union(kind):
+        return kind
+    fields = [kind.field(at).with_type(_listed(kind.field(at).type)) for at in range(kind.num_fields)]
+    if pa.types.is_struct(kind):
+        return pa.struct(fields)
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_field.with_type(_listed(kind.key_type)), kind.item_field.with_type(_listed(kind.item_type)))
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
+        return pa.list_(*fields)
+    return pa.large_list(*fields) if pa.types.is_large_list(kind) else kind
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if column.type == kind:
+        return column
+    column = column.storage if isinstance(column.type, pa.BaseExtensionType) else column
+    # Arrow ends the process where it casts a map that was filtered, and not where that was copied.
+    return pa.concat_arrays([visible(column)]).cast(kind)
 
 
 class _JsonLinesWriter(RowWriter):

@@ -11,6 +11,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from headrace.connectors.base.commit import StaleEpochError
@@ -286,6 +287,26 @@ def test_rows_without_columns_are_objects_without_names_or_refused(tmp_path):
     with pytest.raises(UsageError, match="rows without columns cannot be written"):
         FileSink(str(tmp_path / "parquet")).begin(Attempt(JOB, 0, 0, 0)).write(rows)
     assert left_over(FileSink(str(tmp_path / "parquet"))) == []
+
+
+_PAIRS = pa.list_(pa.int32(), 2)
+
+
+@pytest.mark.parametrize(("kind", "values"), [
+    (_PAIRS, [[1, 2], None]), (pa.list_(_PAIRS), [[[1, 2], None], None]), (pa.struct([("a", _PAIRS)]), [{"a": [1, 2]}, {"a": None}]),
+    (pa.map_(pa.string(), _PAIRS), [[("k", None)], None]), (pa.fixed_shape_tensor(pa.int32(), (2,)), [[1, 2], None]),
+], ids=str)  # fmt: skip
+def test_nulls_among_lists_of_a_fixed_size_can_be_read(tmp_path, kind, values):
+    """pyarrow writes them, and reads none of the file's."""
+    stored = pa.array(values, getattr(kind, "storage_type", kind))
+    column = pa.ExtensionArray.from_storage(kind, stored) if isinstance(kind, pa.BaseExtensionType) else stored
+    sink = FileSink(str(tmp_path))
+    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
+        transaction.write(pa.record_batch([column], names=["a"]).slice(1))
+        transaction.write(pa.record_batch([column], names=["a"]))
+        handle = transaction.prepare()
+    job_committer(sink).commit(0, (handle,))
+    assert pq.read_table(tmp_path / handle.published)["a"].to_pylist() == [values[1], *values]
 
 
 def test_what_the_filesystem_refuses_names_the_file(tmp_path):
