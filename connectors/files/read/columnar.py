@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from typing import Any
-from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.connectors.files.read.columns import FileColumns, FileRows, check_fits, is_list, plain_schema
 from headrace.connectors.files.read.split import FileSplit
+from headrace.connectors.formats.avro.avro_format import AvroFormat
 from headrace.connectors.formats.avro.program import arrow_type
 from headrace.connectors.formats.avro.schema import parse
+from headrace.connectors.formats.value_format import quoted_part
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, UsageError
 
 _IPC_MAGIC = b"ARROW1"
+_GATHERED_BYTES = 8 << 20
 
 
 class ColumnarFormat(ABC):
@@ -94,29 +96,41 @@ class ArrowIpc(ColumnarFormat):
 
 
 class Avro(ColumnarFormat):
-    """The records of a container, which is not cut: a block is found by reading all the previous ones."""
+    """The records of a container, which is not cut: a block is found by reading all the previous ones.
+
+    fastavro finds the blocks. Each is an array to our decoder: Python has not all times that Avro has, nor intervals.
+    """
 
     is_cut = False
 
     def schema(self, file: pa.NativeFile) -> pa.Schema:
-        written = json.dumps(_avro().reader(file).writer_schema)
-        kind = arrow_type(parse(written, None))
-        if not pa.types.is_struct(kind):
-            raise CorruptDataError(f"its values are {kind}, and not records")
-        return plain_schema(pa.schema(list(kind)))
+        return self._columns(json.dumps(_avro().reader(file).writer_schema))
 
     def read(self, file: pa.NativeFile, split: FileSplit, columns: FileColumns, batch_rows: int) -> Iterator[FileRows]:
-        found = self.schema(file)
+        written = json.dumps(_avro().reader(file).writer_schema)
+        found = self._columns(written)
         check_fits(found, columns)
         file.seek(0)
         kept = [each for each in found if each.name in columns.wanted.names]
         for each in kept:
             if "union<" in str(each.type):
                 raise CorruptDataError(f"its column {each.name!r} is of several types, {each.type}, and no type holds them all")
-        records = islice(_avro().reader(file), split.delivered, None)
-        while rows := _taken(records, batch_rows):
-            arrays = {each.name: pa.array([_plain(row[each.name]) for row in rows], each.type) for each in kept}
-            yield FileRows(arrays, len(rows), len(rows))
+        names = [each.name for each in kept]
+        as_array, fields = f'{{"type": "array", "items": {written}}}', [*map(quoted_part, names)]
+        decoder = AvroFormat(as_array, fields=fields) if names else None
+        behind = split.delivered
+        for counts, blocks in _gathered(_blocks(file), batch_rows):
+            skipped = min(behind, sum(counts))
+            behind -= skipped
+            if skipped < sum(counts):
+                yield from _records(counts, blocks, decoder, skipped, batch_rows)
+
+    @staticmethod
+    def _columns(written: str) -> pa.Schema:
+        kind = arrow_type(parse(written, None))
+        if not pa.types.is_struct(kind):
+            raise CorruptDataError(f"its values are {kind}, and not records")
+        return plain_schema(pa.schema(list(kind)))
 
 
 def _parquet(file: pa.NativeFile) -> pq.ParquetFile:
@@ -157,23 +171,71 @@ def _avro() -> Any:  # noqa: ANN401 - a module without types
         import fastavro
     except ImportError as error:
         raise UsageError("Avro files need fastavro: pip install 'headrace[avro]'") from error
-    fastavro.read.LOGICAL_READERS.setdefault("fixed-uuid", lambda value, *_: UUID(bytes=value))  # which it leaves as bytes
     return fastavro
 
 
-def _taken(records: Iterator[Any], count: int) -> list[Any]:
+def _blocks(file: pa.NativeFile) -> Iterator[tuple[int, bytes]]:
+    """How many records each block has, and these."""
     try:
-        return list(islice(records, count))
+        for block in _avro().block_reader(file):
+            yield block.num_records, block.bytes_.getvalue()
     except (HeadraceError, MemoryError):
         raise
     except Exception as error:  # fastavro raises whatever the bytes lead to
         raise CorruptDataError(f"it is not Avro: {type(error).__name__}: {error}") from error
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - what fastavro gives
-    """A value as pyarrow takes it."""
-    if isinstance(value, UUID):
-        return str(value)
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list) else value
+def _gathered(blocks: Iterator[tuple[int, bytes]], rows: int) -> Iterator[tuple[list[int], list[bytes]]]:
+    """Some blocks at a time: about as many as have these rows. What fails in reading is raised behind those before it."""
+    failed: CorruptDataError | None = None
+    while failed is None:
+        counts: list[int] = []
+        texts: list[bytes] = []
+        try:
+            while sum(counts) < rows and sum(map(len, texts)) < _GATHERED_BYTES:
+                count, text = next(blocks)
+                counts.append(count)
+                texts.append(text)
+        except CorruptDataError as error:
+            failed = error
+        except StopIteration:
+            if counts:
+                yield counts, texts
+            return
+        if counts:
+            yield counts, texts
+    raise failed
+
+
+def _records(
+    counts: Sequence[int], blocks: Sequence[bytes], decoder: AvroFormat | None, skipped: int, batch_rows: int
+) -> Iterator[FileRows]:
+    """Those of some blocks but the first ones, which are `skipped`. No decoder: none of their columns is wanted."""
+    reason, good = None, len(counts)
+    if decoder is None:
+        rows = pa.array([{}] * sum(counts), pa.struct([]))
+    else:
+        arrays = [_long(count) + block + _END for count, block in zip(counts, blocks, strict=True)]
+        lists, bad = decoder.decode(pa.array(arrays, pa.binary()))
+        lengths = pc.list_value_length(lists).to_pylist()
+        good = next((place for place, count in enumerate(counts) if lengths[place] != count), good)
+        reason = bad[0].reason if bad and bad[0].row == good else "a block has more records than it states"
+        rows = lists.slice(0, good).flatten()
+    for first in range(skipped, len(rows), batch_rows):
+        some = rows.slice(first, batch_rows)
+        yield FileRows(dict(zip(some.type.names, some.flatten(), strict=True)), len(some), len(some))
+    if good < len(counts):
+        raise CorruptDataError(f"it is not Avro: {reason}")
+
+
+_END = b"\0"
+"""Of an array: no more items."""
+
+
+def _long(number: int) -> bytes:
+    """As Avro writes it."""
+    raw, written = 2 * number, bytearray()
+    while raw > 0x7F:
+        written.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    return bytes([*written, raw])

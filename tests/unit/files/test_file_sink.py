@@ -293,7 +293,8 @@ _PAIRS = pa.list_(pa.int32(), 2)
 
 
 @pytest.mark.parametrize(("kind", "values"), [
-    (_PAIRS, [[1, 2], None]), (pa.list_(_PAIRS), [[[1, 2], None], None]), (pa.struct([("a", _PAIRS)]), [{"a": [1, 2]}, {"a": None}]),
+    (_PAIRS, [[1, 2], None]), (pa.list_(_PAIRS), [[[1, 2], None], None]),
+    (pa.struct([("a", _PAIRS)]), [{"a": [1, 2]}, {"a": None}]),
     (pa.map_(pa.string(), _PAIRS), [[("k", None)], None]), (pa.fixed_shape_tensor(pa.int32(), (2,)), [[1, 2], None]),
 ], ids=str)  # fmt: skip
 def test_nulls_among_lists_of_a_fixed_size_can_be_read(tmp_path, kind, values):
