@@ -21,7 +21,8 @@ _UNAVAILABLE = "__debezium_unavailable_value"
 
 
 def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows that changes are about: the fields of `value.after`, of a delete those of `value.before`, and `op`.
+    """The rows that changes are about: the fields of `value.after`, of a delete those of `value.before`, and `op`. A field that
+    only `after` has is null in a delete.
 
     `value` is a struct with before, after and op, as a format of `headrace.formats` decodes it; the batch's other columns stay,
     such as `offset`. Records without a value (tombstones after a delete) are left out. Raises UsageError for another `value`,
@@ -30,17 +31,19 @@ def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
     """
     place = batch.schema.get_field_index("value")
     kind = batch.schema.field(place).type if place >= 0 else None
-    if kind is None or not types.is_struct(kind) or any(kind.get_field_index(part) < 0 for part in _PARTS):
+    parts = {each.name: each.type for each in kind} if kind is not None and types.is_struct(kind) else {}
+    if not parts.keys() >= {*_PARTS} or not types.is_struct(parts["after"]):
         raise UsageError(
-            "Debezium's envelope is a column 'value' with before, after and op: decode it by a format of the source"
+            "Debezium's envelope is a column 'value' with before, after and op, and after is a struct: decode it by a format of "
+            "the source"
         )
     rows = batch.filter(pc.is_valid(batch.column(place)))
     before, after, op = (pc.struct_field(rows.column("value"), part) for part in _PARTS)
-    known = pc.fill_null(pc.is_in(op, pa.array(_OF_ROWS, op.type)), fill_value=False)
+    op = op.cast(pa.string())
+    known = pc.fill_null(pc.is_in(op, pa.array(_OF_ROWS)), fill_value=False)
     if not pc.all(known, min_count=0).as_py():
         raise UsageError(f"a change of Debezium is c, r, u or d, and this one is {op.filter(pc.invert(known))[0].as_py()!r}")
-    found = pc.if_else(pc.is_valid(after), after, before)
-    columns = {field.name: pc.struct_field(found, field.name) for field in after.type} | {"op": op}
+    columns = {field.name: _either(after, before, field.name) for field in after.type} | {"op": op}
     others = [name for name in batch.schema.names if name != "value"]
     twice = sorted(set(others) & columns.keys())
     if twice or "op" in [field.name for field in after.type]:
@@ -48,6 +51,18 @@ def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
             f"rows have fields that are named as other columns are: {', '.join(twice) or 'op'}; ask the source for fewer"
         )
     return pa.RecordBatch.from_pydict(columns | {name: rows.column(name) for name in others})
+
+
+def _either(after: pa.StructArray, before: pa.Array, name: str) -> pa.Array:
+    """A field of `after`, or where that is null, of `before`, which may have fewer."""
+    new = pc.struct_field(after, name)
+    if not types.is_struct(before.type) or before.type.get_field_index(name) < 0:
+        return new
+    old = pc.struct_field(before, name)
+    try:
+        return pc.if_else(pc.is_valid(after), new, old if old.type == new.type else old.cast(new.type))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UsageError(f"field {name!r} is {old.type} before a change and {new.type} after it: {error}") from error
 
 
 def debezium_envelope(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
@@ -69,6 +84,8 @@ def debezium_envelope(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBa
     left_out = _left_out(about["_unchanged"]) if "_unchanged" in about else {}
     columns = {name: _with_unavailable(batch.column(name), name, left_out.get(name)) for name in own}
     op, is_delete = about["_op"], pc.equal(about["_op"], "delete")
+    if len(others := op.filter(pc.invert(pc.is_in(op, pa.array(_CODES, pa.string()))))):
+        raise UsageError(f"'_op' is one of {', '.join(_CODES)}, and not {others[0].as_py()!r}")
     truncated = pc.equal(op, "truncate")
     key = _struct({name: columns[name] for name in keys}, truncated)
     only_keys = {name: column if name in keys else pa.nulls(len(column), column.type) for name, column in columns.items()}

@@ -40,6 +40,27 @@ def test_a_change_is_the_row_after_it_or_of_a_delete_the_row_before():
     assert debezium_changes(batch(None)).num_rows == 0
 
 
+@pytest.mark.parametrize(
+    ("before", "row"),
+    [
+        (pa.struct([("id", pa.int64())]), (1, None)),
+        (pa.struct([("name", pa.string()), ("id", pa.int32())]), (1, "a")),
+        (pa.null(), (None, None)),
+    ],
+    ids=["keys alone", "another order and type", "nothing"],
+)
+def test_the_row_before_may_have_fewer_fields_than_the_one_after(before, row):
+    """As a source gives it that is asked for some of the fields."""
+    old = None if before == pa.null() else {"id": 1, "name": "a"}
+    parts = [
+        pa.array([old, None], before),
+        pa.array([None, {"id": 2, "name": "b"}], ROW),
+        pa.array(["d", "c"]).dictionary_encode(),
+    ]
+    made = debezium_changes(pa.record_batch([pa.StructArray.from_arrays(parts, ["before", "after", "op"])], names=["value"]))
+    assert [tuple(each.values()) for each in made.to_pylist()] == [(*row, "d"), (2, "b", "c")]
+
+
 @pytest.mark.parametrize("op", ["t", None])
 def test_a_change_of_no_row_is_named(op):
     with pytest.raises(UsageError, match=f"is c, r, u or d, and this one is {op!r}"):
@@ -47,7 +68,8 @@ def test_a_change_of_no_row_is_named(op):
 
 
 def test_what_is_no_envelope_is_named():
-    for column in (pa.array([b"x"]), pa.array([{"after": 1}])):
+    texts = {"before": "{}", "after": "{}", "op": "c"}
+    for column in (pa.array([b"x"]), pa.array([{"after": 1}]), pa.array([texts])):
         with pytest.raises(UsageError, match="a column 'value' with before, after and op"):
             debezium_changes(pa.RecordBatch.from_arrays([column], ["value"]))
     rows = batch(change("c", None, (1, "a")))
@@ -139,6 +161,12 @@ def test_a_large_value_that_the_log_leaves_out_is_never_a_null():
     assert after == [{"id": 1, "bytes": mark.encode(), "texts": [mark], "numbers": None}, {"id": 1, **dict.fromkeys(values)}]
     with pytest.raises(UsageError, match=r"leaves out the value of 'numbers', .* Debezium marks no list<.*int64>"):
         debezium_envelope(pa.RecordBatch.from_pylist([{**row, "_unchanged": ["numbers"]}], kind), ["id"])
+
+
+def test_an_operation_that_the_source_does_not_give_is_refused():
+    rows = pa.RecordBatch.from_pylist([{"_op": "upsert", "id": 1}])
+    with pytest.raises(UsageError, match="and not 'upsert'"):
+        debezium_envelope(rows, ["id"])
 
 
 def test_the_columns_about_changes_are_those_of_the_source():
