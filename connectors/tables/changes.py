@@ -22,6 +22,7 @@ from headrace.enumerator.errors import UsageError
 _DELETED = "_headrace_deleted"
 _SEQUENCE = "_headrace_sequence_"
 _CHANGE, _ROW = "__headrace_change", "__headrace_row"
+_OURS = ("_headrace_", "__headrace_")
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Changes:
     def table_columns(self, rows: pa.Schema, table: pa.Schema, sources: Sequence[str], where: str) -> pa.Schema:
         """The table's fields that are written of these rows. Raises UsageError naming the column that is missing or unfit."""
         self._check_columns(rows, where)
+        if (own := next((name for name in rows.names if name.startswith(_OURS)), None)) is not None:
+            raise UsageError(f"{where}: column {own!r} is named as those that headrace adds while it merges changes: rename it")
         left_out = {self.change_type, *(set(self.sequence) - set(table.names))}
         wanted = pa.schema([field for field in rows if field.name not in left_out])
         schema = fitting_schema(wanted, table, sources, where)

@@ -329,6 +329,15 @@ def test_a_sequence_that_cannot_be_sorted_is_refused_in_its_task(tmp_path, order
         rig.prepared(0, pa.record_batch({"id": [1], "order": order}))
 
 
+@pytest.mark.parametrize("name", ["_headrace_deleted", "__headrace_row"])
+def test_a_column_named_as_ours_is_refused_in_its_task(tmp_path, name):
+    sink = DeltaSink(str(tmp_path), changes=Changes((name,), ()))
+    rows = pa.record_batch({name: [1]})
+    sink.create_table(rows.schema)
+    with pytest.raises(UsageError, match=f"column '{name}' is named as those that headrace adds"):
+        sink.begin(Attempt("job", 0, 0, 0)).write(rows)
+
+
 def test_keys_that_cannot_be_compared_are_refused():
     with pytest.raises(UsageError, match="one key or more, each named once"):
         Changes(())
