@@ -185,12 +185,14 @@ _IDENTITIES: Mapping[str, Literal["default", "full", "index", "nothing"]] = {
     "n": "nothing",
 }
 
+# Without the columns that an index includes, which are no part of its key.
+_KEY_COLUMNS = "(indkey::int2[])[:indnkeyatts - 1]"
 # A deferrable primary key does not identify rows in the log.
-_TABLES = """
+_TABLES = f"""
     SELECT c.oid::bigint, nspname, relname, relreplident::text, relkind = 'p',
         (SELECT NOT indimmediate FROM pg_index WHERE indrelid = c.oid AND indisprimary AND indisvalid),
-        (SELECT indkey::int2[] FROM pg_index WHERE indrelid = c.oid AND indisprimary AND indisvalid),
-        (SELECT indkey::int2[] FROM pg_index WHERE indrelid = c.oid AND indisvalid
+        (SELECT {_KEY_COLUMNS} FROM pg_index WHERE indrelid = c.oid AND indisprimary AND indisvalid),
+        (SELECT {_KEY_COLUMNS} FROM pg_index WHERE indrelid = c.oid AND indisvalid
             AND CASE relreplident WHEN 'd' THEN indisprimary AND indimmediate WHEN 'i' THEN indisreplident END)
     FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = ANY(%s::oid[])
 """

@@ -108,8 +108,8 @@ def test_a_table_has_its_columns_its_key_and_its_replica_identity(server, schema
     psql(
         server.url,
         f"CREATE TABLE {schema}.t (a int, gone int, b text, u int NOT NULL, c numeric(5, 1),"
-        " g int GENERATED ALWAYS AS (a) STORED, PRIMARY KEY (b, a))",
-        f"CREATE UNIQUE INDEX one ON {schema}.t (u)",
+        " g int GENERATED ALWAYS AS (a) STORED, PRIMARY KEY (b, a) INCLUDE (c))",
+        f"CREATE UNIQUE INDEX one ON {schema}.t (u) INCLUDE (c)",
         f"ALTER TABLE {schema}.t DROP gone",
         f"ALTER TABLE {schema}.t REPLICA IDENTITY {identity}",
     )
