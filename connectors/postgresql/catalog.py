@@ -176,6 +176,11 @@ def followed(relations: Sequence[PgRelation]) -> list[PgRelation]:
     return [each for each in relations if each.is_table and each.root not in oids]
 
 
+def unlogged_partitions(relations: Iterable[PgRelation], roots: Collection[int]) -> list[PgRelation]:
+    """The partitions of these tables whose rows are read with them, and whose changes are in no log."""
+    return [each for each in relations if each.root in roots and (each.kind == "f" or each.persistence == "u")]
+
+
 # --- columns and types ------------------------------------------------------------------------------------------------
 
 _IDENTITIES: Mapping[str, Literal["default", "full", "index", "nothing"]] = {

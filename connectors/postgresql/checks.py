@@ -27,6 +27,7 @@ from headrace.connectors.postgresql.catalog import (
     read_settings,
     read_slots,
     read_tables,
+    unlogged_partitions,
 )
 from headrace.connectors.postgresql.connection import connect, parameters, translated
 from headrace.connectors.postgresql.rows import METADATA
@@ -295,6 +296,10 @@ def _of_table(facts: Facts, relation: PgRelation) -> Iterator[Lack]:
         if listed is None or name in listed:
             what = f"its column {name!r} is named as one that the rows have: rename it, or leave it out of the publication"
             yield Lack("error", _table(relation), what)
+    for each in unlogged_partitions(facts.relations, {relation.oid}):
+        kind = _KINDS.get(each.kind) or _PERSISTENCES[each.persistence]
+        what = f"it is {kind}, so the log lacks changes of {relation.full_name}, of which it is a partition"
+        yield Lack("error", _table(each), what, _logged(each))
     changes = {"update", "delete"} if facts.publication is None else {"update", "delete"} & facts.publication.operations
     for each in facts.partitions(relation) if relation.kind == "p" else [relation]:
         if changes and not any(column.in_key for column in facts.tables[each.oid].columns):

@@ -253,7 +253,12 @@ def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[
         if any(pattern.matches(table.schema, table.name) for pattern in patterns)
     }
     known_at = catalog.read_log_end(connection)  # first: what changes a table later is not before it
-    kinds = {each.oid: each.kind for each in catalog.find_relations(connection, patterns)}
+    relations = catalog.find_relations(connection, [catalog.TablePattern.parse("*.*")])
+    if unlogged := [each.full_name for each in catalog.unlogged_partitions(relations, published)]:
+        raise UsageError(
+            f"the changes of partitions are in no log, as these are unlogged or foreign: {', '.join(unlogged)}; {how}"
+        )
+    kinds = {each.oid: each.kind for each in relations}
     tables = catalog.read_tables(connection, published, publication.columns())
     found = (
         Followed(tables[oid], each.row_filter, kinds.get(oid) == "p", known_at, each.published_by)

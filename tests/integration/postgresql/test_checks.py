@@ -182,10 +182,12 @@ def test_what_cannot_be_read_is_an_error_where_it_is_named(run, server):
         "CREATE UNLOGGED TABLE an_unlogged (id int PRIMARY KEY)",
         "CREATE TABLE a_root (id int PRIMARY KEY) PARTITION BY RANGE (id)",
         "CREATE TABLE a_part PARTITION OF a_root FOR VALUES FROM (0) TO (9)",
-        "CREATE PUBLICATION roots FOR TABLE a_root, odd WITH (publish_via_partition_root = true)",
+        "CREATE TABLE half (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE UNLOGGED TABLE half_part PARTITION OF half FOR VALUES FROM (0) TO (9)",
+        "CREATE PUBLICATION roots FOR TABLE a_root, odd, half WITH (publish_via_partition_root = true)",
         "CREATE PUBLICATION parts FOR TABLE a_root",
     )
-    names = [part for name in ("a_view", "an_unlogged", "nowhere", "a_part", "odd") for part in ("--tables", name)]
+    names = [part for name in ("a_view", "an_unlogged", "nowhere", "a_part", "odd", "half") for part in ("--tables", name)]
     ran = run("check", server.url, *names, "--publication", "roots")
     errors = {line[1]: line[2] for line in ran.of("finding") if line[0] == "error"}
     assert ran.status == 1
@@ -195,7 +197,11 @@ def test_what_cannot_be_read_is_an_error_where_it_is_named(run, server):
         "table public.an_unlogged": "it is unlogged, so its changes are not in the log",
         "table nowhere": "there is none of this name in database warehouse",
         "table public.a_part": "its changes come under the name of public.a_root, as the publication has it: name that",
+        "table public.half_part": "it is unlogged, so the log lacks changes of public.half, of which it is a partition",
     }
+    source = ChangesSource(server.url, tables=["half"], publication="roots", slot="headrace_half")
+    with pytest.raises(UsageError, match=r"changes of partitions are in no log, .*: public.half_part; the SQL for what is"):
+        _ = source.followed
     assert run("check", server.url, "--publication", "parts", "--tables", "a_part").status == 0
     ran = run("check", server.url, "--publication", "parts", "--tables", "a_root")
     (error,) = (line for line in ran.of("finding") if line[0] == "error")
