@@ -21,6 +21,8 @@ from headrace.enumerator.errors import CorruptDataError, HeadraceError, UsageErr
 
 _IPC_MAGIC = b"ARROW1"
 _GATHERED_BYTES = 8 << 20
+_NOT_INSTALLED = "you need to install"
+"""What fastavro says of a codec without its library."""
 
 
 class ColumnarFormat(ABC):
@@ -182,6 +184,8 @@ def _blocks(file: pa.NativeFile) -> Iterator[tuple[int, bytes]]:
     except (HeadraceError, MemoryError):
         raise
     except Exception as error:  # fastavro raises whatever the bytes lead to
+        if _NOT_INSTALLED in str(error):
+            raise UsageError(f"an Avro file is compressed in a way that needs another library: {error}") from error
         raise CorruptDataError(f"it is not Avro: {type(error).__name__}: {error}") from error
 
 

@@ -412,6 +412,19 @@ def test_avro_has_times_of_any_year_and_intervals(tmp_path):
     assert rows(source.with_columns(["n.n"])) == [*range(4)]
 
 
+def test_an_avro_codec_whose_library_is_not_installed_is_no_bad_file(tmp_path, monkeypatch):
+    """It would be skipped as one."""
+    fastavro = pytest.importorskip("fastavro")
+
+    def missing(_: object) -> None:
+        raise ValueError("snappy codec is supported but you need to install one of the following libraries: ('cramjam',)")
+
+    avro(tmp_path / "f")
+    monkeypatch.setitem(fastavro.read.BLOCK_READERS, "null", missing)
+    with pytest.raises(UsageError, match="needs another library: snappy codec"):
+        rows(FileSource(str(tmp_path), format="avro", schema=AB, on_bad_record="skip"))
+
+
 def test_what_is_ahead_of_a_damaged_block_of_avro_is_read(tmp_path):
     path = tmp_path / "f"
     avro(path)
