@@ -34,8 +34,8 @@ def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
     parts = {each.name: each.type for each in kind} if kind is not None and types.is_struct(kind) else {}
     if not parts.keys() >= {*_PARTS} or not types.is_struct(parts["after"]):
         raise UsageError(
-            "Debezium's envelope is a column 'value' with before, after and op, and after is a struct: decode it by a format of "
-            "the source"
+            "Debezium's envelope is a column 'value' with before, after and op, of which after is a struct: decode it by a "
+            "format of the source"
         )
     rows = batch.filter(pc.is_valid(batch.column(place)))
     before, after, op = (pc.struct_field(rows.column("value"), part) for part in _PARTS)

@@ -190,7 +190,7 @@ _IDENTITIES: Mapping[str, Literal["default", "full", "index", "nothing"]] = {
     "n": "nothing",
 }
 
-# Without the columns that an index includes, which are no part of its key.
+# Without the columns that an index includes: its key lacks them.
 _KEY_COLUMNS = "(indkey::int2[])[:indnkeyatts - 1]"
 # A deferrable primary key does not identify rows in the log.
 _TABLES = f"""
@@ -200,7 +200,7 @@ _TABLES = f"""
         (SELECT {_KEY_COLUMNS} FROM pg_index WHERE indrelid = c.oid AND indisvalid
             AND CASE relreplident WHEN 'd' THEN indisprimary AND indimmediate WHEN 'i' THEN indisreplident END)
     FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = ANY(%s::oid[])
-"""
+"""  # noqa: S608 - the texts are ours
 _COLUMNS = """
     SELECT attrelid::bigint, attnum, attname, atttypid::bigint, atttypmod, NOT attnotnull, attndims, attgenerated <> ''
     FROM pg_attribute WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum

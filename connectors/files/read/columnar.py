@@ -22,7 +22,7 @@ from headrace.enumerator.errors import CorruptDataError, HeadraceError, UsageErr
 _IPC_MAGIC = b"ARROW1"
 _GATHERED_BYTES = 8 << 20
 _NOT_INSTALLED = "you need to install"
-"""What fastavro says of a codec without its library."""
+"""In what fastavro raises for a codec without its library."""
 
 
 class ColumnarFormat(ABC):
@@ -190,7 +190,7 @@ def _blocks(file: pa.NativeFile) -> Iterator[tuple[int, bytes]]:
 
 
 def _gathered(blocks: Iterator[tuple[int, bytes]], rows: int) -> Iterator[tuple[list[int], list[bytes]]]:
-    """Some blocks at a time: about as many as have these rows. What fails in reading is raised behind those before it."""
+    """Some blocks at a time: about as many as have these rows. What fails in reading is raised behind the previous ones."""
     failed: CorruptDataError | None = None
     while failed is None:
         counts: list[int] = []
