@@ -125,7 +125,7 @@ class Avro(ColumnarFormat):
             skipped = min(behind, sum(counts))
             behind -= skipped
             if skipped < sum(counts):
-                yield from _records(counts, blocks, decoder, skipped, batch_rows)
+                yield from _records(counts, blocks, decoder if any(blocks) else None, skipped, batch_rows)
 
     @staticmethod
     def _columns(written: str) -> pa.Schema:
@@ -214,7 +214,7 @@ def _gathered(blocks: Iterator[tuple[int, bytes]], rows: int) -> Iterator[tuple[
 def _records(
     counts: Sequence[int], blocks: Sequence[bytes], decoder: AvroFormat | None, skipped: int, batch_rows: int
 ) -> Iterator[FileRows]:
-    """Those of some blocks but the first ones, which are `skipped`. No decoder: none of their columns is wanted."""
+    """Those of some blocks but the first ones, which are `skipped`. No decoder: all that is wanted of them is null."""
     reason, good = None, len(counts)
     if decoder is None:
         rows = pa.array([{}] * sum(counts), pa.struct([]))

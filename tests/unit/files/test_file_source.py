@@ -412,6 +412,14 @@ def test_avro_has_times_of_any_year_and_intervals(tmp_path):
     assert rows(source.with_columns(["n.n"])) == [*range(4)]
 
 
+def test_avro_records_of_no_bytes_are_counted(tmp_path):
+    fastavro = pytest.importorskip("fastavro")
+    with (tmp_path / "f").open("wb") as file:
+        kind = {"type": "record", "name": "r", "fields": [{"name": "n", "type": "null"}]}
+        fastavro.writer(file, kind, [{"n": None}] * 100_000)
+    assert rows(FileSource(str(tmp_path), format="avro")) == [None] * 100_000
+
+
 def test_an_avro_codec_whose_library_is_not_installed_is_no_bad_file(tmp_path, monkeypatch):
     """It would be skipped as one."""
     fastavro = pytest.importorskip("fastavro")
