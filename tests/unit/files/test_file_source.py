@@ -420,7 +420,7 @@ def test_avro_records_of_no_bytes_are_counted(tmp_path):
     assert rows(FileSource(str(tmp_path), format="avro")) == [None] * 100_000
 
 
-def test_an_avro_codec_whose_library_is_not_installed_is_no_bad_file(tmp_path, monkeypatch):
+def test_an_avro_codec_whose_library_is_not_installed_ends_the_job(tmp_path, monkeypatch):
     """It would be skipped as one."""
     fastavro = pytest.importorskip("fastavro")
 
