@@ -18,7 +18,7 @@ from headrace.enumerator.source import DiscoveryResult, IncrementalDiscovery, Js
 
 log = logging.getLogger(__name__)
 
-_VERSION = 2  # of the cursor; the first one does not state its folder
+_VERSION = 1  # of the cursor
 _LEAST_HANDLED = 100_000
 
 
@@ -82,11 +82,11 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
             return
         try:
             readable_version(cursor["version"], _VERSION)
-            self._name, pinned, found = str(cursor["name"]), cursor["schema"], cursor["found"]
+            path, self._name, pinned, found = cursor["path"], str(cursor["name"]), cursor["schema"], cursor["found"]
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"a cursor of files cannot be read: {error!r}") from error
         self._remembered = Remembered.restored(found)
-        self._warn_of_another_folder(cursor.get("path"))
+        self._warn_of_another_folder(path)
         self._check_order()
         if self._plan.watch:
             self._remembered.end = None  # of a bounded read, which this one continues
@@ -94,7 +94,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
 
     def _warn_of_another_folder(self, path: object) -> None:
         """A folder that was moved is read on; in another one the files are others, and those that are older are left."""
-        if path not in (None, self._plan.path):
+        if path != self._plan.path:
             log.warning(
                 "%s: the checkpoint is of %s. What has its name and time counts as read here, and what is older than what was "
                 "read there is not read. To read all of another folder start with a new checkpoint",
