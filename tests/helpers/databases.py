@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import pytest
 
 from headrace.testing.servers import databases
+from tests.helpers.waiting import eventually
 
 REQUIRED = "HEADRACE_REQUIRE_DATABASES"
 """Where this is set, a database that cannot be started is a failure."""
@@ -56,6 +57,12 @@ def psql(url: str, *statements: str) -> list[tuple[Any, ...]]:
         for statement in statements:
             cursor = connection.execute(statement)
         return cursor.fetchall() if cursor.description else []
+
+
+def drop_slots(url: str) -> None:
+    """All of them, once no session uses one: a query that was stopped may still move its slot."""
+    eventually(lambda: not psql(url, "SELECT FROM pg_replication_slots WHERE active"), "a slot is still in use")
+    psql(url, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from headrace.runners.metrics import METRICS
 from headrace.runners.spark.split_stream import SplitPlanner, SplitRead
 from headrace.runners.spark.split_tasks import TaskLimits
 from headrace.testing.servers.databases import Database
-from tests.helpers.databases import psql
+from tests.helpers.databases import drop_slots, psql
 from tests.helpers.table_copy import Copy
 
 TABLE = "public.orders"
@@ -111,12 +111,8 @@ def url(server: Database) -> Iterator[str]:
         "CREATE PUBLICATION orders FOR TABLE public.orders",
     )
     yield server.url
-    psql(
-        server.url,
-        f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{SLOT}'",
-        "DROP PUBLICATION orders",
-        "DROP TABLE public.orders",
-    )
+    drop_slots(server.url)
+    psql(server.url, "DROP PUBLICATION orders", "DROP TABLE public.orders")
 
 
 def source_of(url: str, **options: Any) -> ChangesSource:

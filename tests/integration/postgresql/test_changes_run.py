@@ -24,7 +24,7 @@ from headrace.delta import DeltaSink
 from headrace.errors import RetriableError
 from headrace.runners.waiting import wait_until
 from headrace.testing.servers.databases import Database
-from tests.helpers.databases import psql
+from tests.helpers.databases import drop_slots, psql
 from tests.helpers.python_path import ROOT, started
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(480)]
@@ -304,9 +304,7 @@ def moved(found: list[tuple[object, ...]]) -> None:
 
 def forget(server: Database) -> None:
     """For the next test of this server."""
-    used = "SELECT count(*) = 0 FROM pg_replication_slots WHERE active"
-    wait_until(lambda: moved(psql(server.url, used)), "the end of its connections", TIMEOUT_S)
-    psql(server.url, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+    drop_slots(server.url)
     psql(
         server.url,
         "DROP PUBLICATION orders",

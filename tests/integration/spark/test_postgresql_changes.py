@@ -13,7 +13,7 @@ pytest.importorskip("psycopg", reason="needs headrace[sql]")
 
 from headrace.runners.spark.split_state import ROWS_FOLDER
 from headrace.testing.servers.databases import Database
-from tests.helpers.databases import logical_postgresql, psql
+from tests.helpers.databases import drop_slots, logical_postgresql, psql
 from tests.helpers.spark_tools import Query
 from tests.helpers.table_copy import Copy
 
@@ -64,7 +64,7 @@ def options(server: Database, query: Repeated) -> Iterator[dict[str, str]]:
         "checkpointLocation": str(query.checkpoint),
     }
     query.stop()
-    psql(server.url, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+    drop_slots(server.url)
     psql(server.url, "DROP PUBLICATION shop", "DROP TABLE public.orders")
 
 
