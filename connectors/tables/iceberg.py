@@ -33,7 +33,7 @@ from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterTha
 from pyiceberg.io import pyarrow as arrow_io
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.manifest import DataFileContent, FileFormat
-from pyiceberg.schema import sanitize_column_names
+from pyiceberg.schema import Schema, sanitize_column_names
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId, TableRequirement
 from pyiceberg.typedef import Record
@@ -110,6 +110,7 @@ class IcebergSink(OpenTableSink):
             with creation.update_spec() as spec:
                 for partition in partitions:
                     spec.add_field(partition.column, partition.transform, partition.name)
+            _check_names(creation.table_metadata.schema(), self.table)
             creation.commit_transaction()
 
     def log(self) -> TableLog:
@@ -122,6 +123,19 @@ class IcebergSink(OpenTableSink):
     def _markers(self) -> dict[str, JobMarker | None]:
         loaded = _IcebergLog(self.table, self.catalog).load()
         return {job: loaded.marker(job) for job in loaded.jobs()}
+
+
+def _check_names(schema: Schema, table: str) -> None:
+    """Raise UsageError naming columns whose statistics no manifest can have."""
+    try:
+        clean = sanitize_column_names(schema).column_names
+    except ValueError:  # of an empty name
+        clean = [name for name in schema.column_names if all(name.split("."))]
+    if found := [repr(name) for name in schema.column_names if name not in clean]:
+        raise UsageError(
+            f"{table}: headrace cannot write to this table: Avro does not allow the names of its columns "
+            f"{', '.join(found)}: rename them to A-Z, a-z, 0-9 and _"
+        )
 
 
 class _IcebergLog(TableLog):
@@ -200,13 +214,7 @@ class _LoadedIceberg(LoadedTable):
                     f"{self._name}: headrace cannot write to this table: its partition {part.name!r} is {part.transform} of "
                     f"{partition.kind}"
                 )
-        clean = sanitize_column_names(schema)
-        if clean != schema:
-            found = [repr(name) for name in schema.column_names if name not in clean.column_names]
-            raise UsageError(
-                f"{self._name}: headrace cannot write to this table: Avro does not allow the names of its columns "
-                f"{', '.join(found)}: rename them to A-Z, a-z, 0-9 and _"
-            )
+        _check_names(schema, self._name)
         if self._table.metadata.format_version > 2:
             raise UsageError(f"{self._name}: headrace writes to tables of format version 1 and 2, and this one is newer")
 

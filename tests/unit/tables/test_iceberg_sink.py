@@ -269,6 +269,13 @@ def test_columns_whose_names_cannot_be_written_are_named(folder):
         IcebergSink("n.named", catalog_of(folder)).check_rows(schema)
 
 
+@pytest.mark.parametrize("name", ["first name", "a\nb", ""])
+def test_no_table_is_made_with_names_that_cannot_be_written(folder, name):
+    with pytest.raises(UsageError, match=r"Avro does not allow the names of its columns|empty avro name"):
+        IcebergSink("n.named", catalog_of(folder)).create_table(pa.schema([("id", pa.int64()), (name, pa.string())]))
+    assert not load_catalog(**catalog_of(folder)).table_exists("n.named")
+
+
 def test_a_location_that_ends_in_a_slash_is_that_without_it(folder):
     """On an object store two slashes are another name."""
     catalog = load_catalog(**catalog_of(folder))
