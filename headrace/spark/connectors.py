@@ -38,17 +38,18 @@ _IN_PARTS = ("variant", "geometry", "geography")
 
 def _arrow(schema: StructType) -> pa.Schema:
     """The frame's columns, as its rows have them. Raises UsageError naming one of a type that these do not have."""
+    fields: list[pa.Field] = []
     for field in schema:
         if (kind := _in_parts(field.dataType)) is not None:
             raise UsageError(
                 f"column {field.name!r}: {kind} would be written as Spark keeps it: make text or bytes of it first"
             )
         try:
-            to_arrow_schema(StructType([field]), timezone="UTC")
+            fields += to_arrow_schema(StructType([field]), timezone="UTC")
         except (PySparkException, TypeError, ValueError) as error:
             kind = field.dataType.simpleString()
             raise UsageError(f"column {field.name!r}: {kind} cannot be written, only another type: {error}") from error
-    return to_arrow_schema(schema, timezone="UTC")
+    return pa.schema(fields)
 
 
 def _in_parts(kind: DataType) -> str | None:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from headrace.connectors.files.read.columns import FileColumns, FileRows, check_fits, is_list, plain_schema
 from headrace.connectors.files.read.split import FileSplit
 from headrace.connectors.formats.avro.avro_format import AvroFormat
-from headrace.connectors.formats.avro.program import arrow_type
+from headrace.connectors.formats.avro.program import arrow_type, varint
 from headrace.connectors.formats.avro.schema import parse
 from headrace.connectors.formats.value_format import quoted_part
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, UsageError
@@ -195,11 +195,13 @@ def _gathered(blocks: Iterator[tuple[int, bytes]], rows: int) -> Iterator[tuple[
     while failed is None:
         counts: list[int] = []
         texts: list[bytes] = []
+        left_rows, left_bytes = rows, _GATHERED_BYTES
         try:
-            while sum(counts) < rows and sum(map(len, texts)) < _GATHERED_BYTES:
+            while left_rows > 0 and left_bytes > 0:
                 count, text = next(blocks)
                 counts.append(count)
                 texts.append(text)
+                left_rows, left_bytes = left_rows - count, left_bytes - len(text)
         except CorruptDataError as error:
             failed = error
         except StopIteration:
@@ -219,7 +221,7 @@ def _records(
     if decoder is None:
         rows = pa.array([{}] * sum(counts), pa.struct([]))
     else:
-        arrays = [_long(count) + block + _END for count, block in zip(counts, blocks, strict=True)]
+        arrays = [varint(count) + block + _END for count, block in zip(counts, blocks, strict=True)]
         lists, bad = decoder.decode(pa.array(arrays, pa.binary()))
         lengths = pc.list_value_length(lists).to_pylist()
         good = next((place for place, count in enumerate(counts) if lengths[place] != count), good)
@@ -234,12 +236,3 @@ def _records(
 
 _END = b"\0"
 """Of an array: no more items."""
-
-
-def _long(number: int) -> bytes:
-    """As Avro writes it."""
-    raw, written = 2 * number, bytearray()
-    while raw > 0x7F:
-        written.append(raw & 0x7F | 0x80)
-        raw >>= 7
-    return bytes([*written, raw])

@@ -575,20 +575,20 @@ def _encoded(schema: AvroType, value: Any) -> Iterator[bytes]:  # noqa: ANN401 -
                 raise ValueError(value)
             yield value.encode("latin-1")
         case AvroEnum():
-            yield _varint(schema.symbols.index(value))
+            yield varint(schema.symbols.index(value))
         case AvroArray():
             if value:
-                yield _varint(len(value))
+                yield varint(len(value))
             for item in value:
                 yield from _encoded(schema.items, item)
-            yield _varint(0)
+            yield varint(0)
         case AvroMap():
             if value:
-                yield _varint(len(value))
+                yield varint(len(value))
             for key, item in value.items():
                 yield _encoded_primitive("string", key)
                 yield from _encoded(schema.values, item)
-            yield _varint(0)
+            yield varint(0)
         case AvroRecord():
             for field in schema.fields:
                 yield from _encoded(
@@ -604,7 +604,7 @@ def _encoded_branch(schema: AvroUnion, value: Any) -> bytes:  # noqa: ANN401 - J
     """Of the first branch that fits; before version 1.12 of the specification that had to be the first."""
     for number, branch in enumerate(schema.branches):
         try:
-            return b"".join([_varint(number), *_encoded(branch, value)])
+            return b"".join([varint(number), *_encoded(branch, value)])
         except (KeyError, TypeError, ValueError, AttributeError, struct.error, OverflowError):
             continue
     raise ValueError(value)
@@ -619,19 +619,20 @@ def _encoded_primitive(kind: str, value: Any) -> bytes:  # noqa: ANN401 - JSON
         case "boolean" if isinstance(value, bool):
             return bytes([value])
         case "int" | "long" if is_number and int(value) == value and least <= value <= most:
-            return _varint(int(value))
+            return varint(int(value))
         case "float" | "double" if is_number or value in ("NaN", "Infinity", "-Infinity"):
             return struct.pack("<f" if kind == "float" else "<d", float(value))
         case "bytes" if isinstance(value, str):
             encoded = value.encode("latin-1")
-            return _varint(len(encoded)) + encoded
+            return varint(len(encoded)) + encoded
         case "string" if isinstance(value, str):
             encoded = value.encode()
-            return _varint(len(encoded)) + encoded
+            return varint(len(encoded)) + encoded
     raise ValueError(value)
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """A number as Avro writes it, of 64 bits."""
     raw = (number << 1) ^ (number >> 63)
     encoded = bytearray()
     while raw > 0x7F:
