@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -21,10 +21,12 @@ from headrace.enumerator.source import SourceReader, SplitBatch
 log = logging.getLogger(__name__)
 
 _PIECES_AT_ONCE = 2
+_AHEAD_BYTES = 4 << 20
+_AHEAD_BATCHES = 16
 
 
 class FileReader(SourceReader[FileSplit]):
-    """Reads one batch ahead, and the first one of the next piece: in two threads, next to those of pyarrow."""
+    """Reads one batch ahead, several where they are small, and as much of the next piece: in two threads, next to pyarrow's."""
 
     def __init__(self, plan: FilePlan) -> None:
         self._plan = plan
@@ -72,7 +74,7 @@ class FileReader(SourceReader[FileSplit]):
 
 
 class _OpenPiece:
-    """A piece that is being read, one batch ahead of what was handed on. `split`: as it is behind that."""
+    """A piece that is being read, ahead of what was handed on. `split`: as it is behind that."""
 
     def __init__(self, plan: FilePlan, split: FileSplit, threads: ThreadPoolExecutor) -> None:
         self.split = split
@@ -82,19 +84,19 @@ class _OpenPiece:
         self._columns: FileColumns | None = None
         self._rows: Iterator[FileRows] | None = None
         self._threads = threads
+        self._read = _Ahead(deque())
         self._ahead = threads.submit(self._advance)
 
     def read(self) -> SplitBatch[FileSplit]:
         """The next rows; after the last, none."""
-        is_last = False
-        try:
-            found = self._ahead.result()
-        except Exception as error:  # noqa: BLE001 - what is not known is raised again
-            found, is_last = self._after(error), True
+        if not self._read.rows and not self._read.is_last:
+            self._read = self._ahead.result()
+            if not self._read.is_last:
+                self._ahead = self._threads.submit(self._advance)
+        is_last = not self._read.rows
+        found = self._after(self._read.error) if is_last else self._read.rows.popleft()
         if found is None:
             return SplitBatch(self.split, _no_rows(self._plan.columns.schema), finished=True)
-        if not is_last:
-            self._ahead = self._threads.submit(self._advance)
         try:
             batch = self._batch(found)
         except pa.ArrowInvalid as error:  # of a time that the column's type does not hold
@@ -106,18 +108,28 @@ class _OpenPiece:
         """Let go of the file, once it is not being read. Returns the piece as it is behind what was handed on."""
         if not self._ahead.cancel():
             wait([self._ahead])
-        self._rows = None
+        self._rows, self._read = None, _Ahead(deque())
         if self._file is not None:
             self._file.close()
         return self.split
 
-    def _advance(self) -> FileRows | None:
-        if self._rows is None:
-            self._rows = self._opened()
-        found = next(self._rows, None)
-        if found is None:
-            self._check_same()
-        return found
+    def _advance(self) -> _Ahead:
+        """In a thread: some batches, as a small one takes less time than a thread's turn. Those before an error are kept."""
+        rows: deque[FileRows] = deque()
+        left = _AHEAD_BYTES
+        try:
+            if self._rows is None:
+                self._rows = self._opened()
+            while left > 0 and len(rows) < _AHEAD_BATCHES:
+                found = next(self._rows, None)
+                if found is None:
+                    self._check_same()
+                    return _Ahead(rows, is_last=True)
+                rows.append(found)
+                left -= sum(column.nbytes for column in found.columns.values())
+        except Exception as error:  # noqa: BLE001 - what is not known is raised again, behind these rows
+            return _Ahead(rows, is_last=True, error=error)
+        return _Ahead(rows)
 
     def _opened(self) -> Iterator[FileRows]:
         split, plan = self.split, self._plan
@@ -147,10 +159,12 @@ class _OpenPiece:
         COUNTERS.add(Counted.RECORDS_SKIPPED if skips else Counted.RECORDS_KEPT_BAD, len(found.bad))
         return batch
 
-    def _after(self, error: Exception) -> FileRows | None:
-        """What is left of a file that this was raised of, unless it is to be raised."""
+    def _after(self, error: Exception | None) -> FileRows | None:
+        """What is left of a file that this was raised of, unless it is to be raised. None: the file ends."""
         name = shown(self.split.path)
         match error:
+            case None:
+                return None
             case FileNotFoundError() if self._plan.fail_on_data_loss:
                 raise DataLossError(
                     f"{name} is gone since it was found: put it back, or read without it: fail_on_data_loss=False (as an "
@@ -183,6 +197,15 @@ class _OpenPiece:
             return FileRows({}, 1, 1, [row])
         COUNTERS.add(Counted.RECORDS_SKIPPED, 1)
         return None
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """What was read of a piece and not handed on. `is_last`: the piece ends behind it, or by this error."""
+
+    rows: deque[FileRows]
+    is_last: bool = False
+    error: Exception | None = None
 
 
 class _ChangedFileError(Exception):
