@@ -229,6 +229,24 @@ def test_only_columns_that_are_asked_for_are_read(tmp_path):
         rows(FileSource(str(tmp_path)))
 
 
+def test_rows_ahead_of_damage_are_given_before_it_fails(tmp_path):
+    """Several small batches are read in one turn of a thread."""
+    file = tmp_path / "a"
+    pq.write_table(pa.table({"a": range(50)}), file, row_group_size=10)
+    data = bytearray(file.read_bytes())
+    column = pq.ParquetFile(file).metadata.row_group(3).column(0)
+    start = column.dictionary_page_offset or column.data_page_offset
+    data[start : start + 20] = bytes(20)
+    file.write_bytes(data)
+    source = FileSource(str(tmp_path), batch_rows=10)
+    given = []
+    with pytest.raises(CorruptDataError, match="a, record 30: the file cannot be read here"):
+        given.extend(batch.records.num_rows for batch in batches(source, found(source)[0]))
+    assert given == [10, 10, 10]
+    kept = rows(FileSource(str(tmp_path), batch_rows=10, on_bad_record="keep"))
+    assert kept == [*range(30), None]
+
+
 # --- schemas ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("format_", ["parquet", "csv"])
 def test_names_differ_in_more_than_case_and_spaces(tmp_path, format_):
