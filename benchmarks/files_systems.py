@@ -1,7 +1,8 @@
 """Reading folders of files in one process and as a stream of Spark; looking for new files; and what a checkpoint has of them.
 
 Systems: `headrace`; `pyarrow`, its dataset for Parquet, and its readers of JSON and CSV, a file at a time; `spark`, Spark's own
-file source. Runs in a child of the harness, whose `bootstrap` is the folder of all files.
+file source; `ceiling`, a Python source that yields a ready-made batch of these columns, and reads nothing. Runs in a child of
+the harness, whose `bootstrap` is the folder of all files.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from headrace.enumerator.source import JsonObject, SourceReader, SplitBatch
 from headrace.files import FileSource
 
 LOCAL_FILE_SYSTEMS = ("headrace", "pyarrow")
-STREAM_FILE_SYSTEMS = ("headrace", "spark")
+STREAM_FILE_SYSTEMS = ("headrace", "spark", "ceiling")
 LISTING_SYSTEMS = ("headrace", "scandir", "pyarrow")
 STATE_SYSTEMS = ("headrace", "names")
 _TEXT = pa.schema([("value", pa.string())])
@@ -102,10 +103,13 @@ def stream_files(context: Context, work: Files) -> Measurement:
     spark = session(context.system)
     reader = spark.readStream.schema(from_arrow_schema(work.asked))
     form = {"jsonl": "json"}.get(work.kind, work.kind)
-    if context.system == "headrace":
-        reader = reader.format("headrace").option("connector", "files").option("fileFormat", form)
-    else:
-        reader = reader.format(form)
+    match context.system:
+        case "headrace":
+            reader = reader.format("headrace").option("connector", "files").option("fileFormat", form)
+        case "ceiling":
+            reader = reader.format("ceiling").option("records", work.records).option("tasks", work.files)
+        case _:
+            reader = reader.format(form)
     return run_to_noop(context, reader.load(str(work.folder(context.bootstrap))), work.records)
 
 

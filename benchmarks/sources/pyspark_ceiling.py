@@ -1,6 +1,7 @@
 """Spark's own ceiling for Python sources: `format("ceiling")` yields one ready-made Arrow batch again and again.
 
-Found by Spark as headrace is, by its package name. The batches have the Kafka source's columns, or those of the schema given.
+Found by Spark as headrace is, by its package name. The batches have the Kafka source's columns, or those of the schema given:
+a column of another name is numbers, flags or short texts, by its type.
 Options: `records` and `tasks` in all, `valueBytes`, `batchBytes` of one Arrow batch (the number that decides how fast Spark
 takes them), and for streams `step`, the records of a trigger.
 """
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -35,7 +38,7 @@ class Rows(InputPartition):
 class Job:
     """What to yield, from the options."""
 
-    columns: tuple[str, ...]
+    columns: pa.Schema
     records: int
     tasks: int
     value_bytes: int
@@ -47,7 +50,7 @@ class Job:
         """The options as numbers; absent ones have defaults."""
         records = int(options.get("records", 1))
         return cls(
-            tuple(schema.fieldNames()),
+            to_arrow_schema(schema, timezone="UTC"),
             records,
             int(options.get("tasks", 1)),
             int(options.get("valuebytes", 100)),
@@ -69,23 +72,40 @@ class Job:
 
 
 @functools.lru_cache(maxsize=4)
-def ready_batch(columns: tuple[str, ...], value_bytes: int, batch_bytes: int) -> pa.RecordBatch:
+def ready_batch(columns: pa.Schema, value_bytes: int, batch_bytes: int) -> pa.RecordBatch:
     """A batch of these columns, of about this many bytes."""
     rows = max(1, batch_bytes // sum(_row_bytes(column, value_bytes) for column in columns))
+    numbers = pa.array(range(rows), pa.int64())
     arrays = {
         "key": lambda: _binary(rows, KEY_BYTES),
         "value": lambda: _binary(rows, value_bytes),
         "topic": lambda: pa.array(["benchmark"] * rows),
         "partition": lambda: pa.array([1] * rows, pa.int32()),
-        "offset": lambda: pa.array(range(rows), pa.int64()),
+        "offset": lambda: numbers,
         "timestamp": lambda: pa.array(range(rows), pa.timestamp("us", "UTC")),
         "timestampType": lambda: pa.array([0] * rows, pa.int32()),
     }
-    return pa.RecordBatch.from_pydict({column: arrays[column]() for column in columns})
+    return pa.RecordBatch.from_pydict(
+        {column.name: arrays[column.name]() if column.name in arrays else _by_type(numbers, column.type) for column in columns}
+    )
 
 
-def _row_bytes(column: str, value_bytes: int) -> int:
-    return {"value": value_bytes + 4, "key": KEY_BYTES + 4, "topic": 13, "offset": 8, "timestamp": 8}.get(column, 4)
+def _by_type(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
+    match kind:
+        case _ if kind == pa.string():
+            return pc.binary_join_element_wise("item", pc.utf8_lpad(numbers.cast(kind), 4, "0"), "-")
+        case _ if kind == pa.bool_():
+            return pc.equal(pc.bit_wise_and(numbers, 1), 1)
+        case _:
+            return numbers.cast(kind)
+
+
+def _row_bytes(column: pa.Field, value_bytes: int) -> int:
+    """About as many as a row of the column takes."""
+    texts = {"value": value_bytes + 4, "key": KEY_BYTES + 4}
+    if column.type == pa.string() or column.name in texts:
+        return texts.get(column.name, 13)
+    return max(1, column.type.bit_width // 8)
 
 
 def _binary(rows: int, width: int) -> pa.Array:
