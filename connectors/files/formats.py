@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from enum import Enum
+from enum import StrEnum
 from functools import lru_cache
 from typing import IO, Any
 
@@ -18,7 +18,7 @@ from headrace.enumerator.errors import UsageError
 _FLOATS = ("FLOAT", "DOUBLE")
 
 
-class FileFormat(Enum):
+class FileFormat(StrEnum):
     """The value is the ending of the files' names."""
 
     PARQUET = "parquet"

@@ -28,7 +28,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, Literal
 from uuid import uuid4
 
 import pyarrow as pa
@@ -58,7 +58,7 @@ class FileSink(TwoPhaseSink[FileHandle], EpochRecord, WriterCommit):
 
     - `path`: the folder, a local path, `file://`, or a URL of any fsspec filesystem (extra `files`). A relative path means the
       folder of the process that makes the sink.
-    - `format`: FileFormat.PARQUET (default), or JSON_LINES, one object in each line.
+    - `format`: "parquet" (default), or "jsonl", one object in each line; also as a `FileFormat`.
     - `compression`: Parquet's; None (default) means snappy.
     - `row_group_bytes`: a Parquet row group ends after this many bytes of Arrow data (default 64 MiB), which is also what a
       task holds in memory.
@@ -69,7 +69,7 @@ class FileSink(TwoPhaseSink[FileHandle], EpochRecord, WriterCommit):
     """
 
     path: str
-    format: FileFormat = FileFormat.PARQUET
+    format: FileFormat | Literal["parquet", "jsonl"] = FileFormat.PARQUET
     compression: str | None = None
     row_group_bytes: int = ROW_GROUP_BYTES
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
@@ -77,13 +77,13 @@ class FileSink(TwoPhaseSink[FileHandle], EpochRecord, WriterCommit):
     def __post_init__(self) -> None:
         """Check, and make the path absolute."""
         object.__setattr__(self, "path", given_path(self.path))
-        given: object = self.format  # by a caller without a type checker
-        if not isinstance(given, FileFormat):
-            raise UsageError(f"format must be one of {', '.join(map(str, FileFormat))}, not {given!r}")
+        if self.format not in list(FileFormat):
+            raise UsageError(f"format must be one of {', '.join(FileFormat)}, not {self.format!r}")
+        object.__setattr__(self, "format", FileFormat(self.format))
         if self.row_group_bytes < 1:
             raise UsageError(f"row_group_bytes must be at least 1, not {self.row_group_bytes}")
         if self.compression is not None and self.format is not FileFormat.PARQUET:
-            raise UsageError(f"compression {self.compression!r} is for Parquet; the format is {self.format.value}")
+            raise UsageError(f"compression {self.compression!r} is for Parquet; the format is {self.format}")
         if self.compression not in (None, "none") and not has_codec(self.compression):
             raise UsageError(f"this pyarrow has no compression {self.compression!r}")
         if self.storage_options and is_local(self.path):
@@ -158,7 +158,7 @@ class FileTransaction(Transaction[FileHandle]):
             if self._writer is None:
                 sink = self._sink
                 self._writer = create_writer(
-                    sink.format,
+                    FileFormat(sink.format),
                     self._file,
                     batch.schema,
                     row_group_bytes=sink.row_group_bytes,
@@ -178,7 +178,7 @@ class FileTransaction(Transaction[FileHandle]):
             size = self._store.finish(self._name, self._file)
         self._file = None
         self._whole.end()
-        return FileHandle(self._attempt, self._token, self._sink.format, self._rows, size)
+        return FileHandle(self._attempt, self._token, FileFormat(self._sink.format), self._rows, size)
 
     def abort(self) -> None:
         """Remove the file, unless it is prepared; what fails is left to the next clean up."""

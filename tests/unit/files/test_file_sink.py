@@ -81,6 +81,11 @@ def test_an_unknown_version_of_a_handle_is_refused():
         FileHandleSerializer().deserialize(2, FileHandleSerializer().serialize(HANDLE))
 
 
+def test_a_format_is_given_by_its_name_too():
+    assert FileSink("/a", "jsonl") == FileSink("/a", FileFormat.JSON_LINES)
+    assert str(FileSink("/a", "parquet").format) == "parquet"
+
+
 def test_names_before_and_after():
     assert HANDLE.temporary == "7.3.1.0123456789abcdef.tmp"
     assert HANDLE.cleaned_up == "7.3.1.0123456789abcdef.swept"
@@ -127,7 +132,7 @@ def test_rows_written_into_a_table_of_others_are_seen_by_no_process_so_it_is_ref
     ({"path": ""}, "path of a folder"), ({"path": "file://host/a"}, "file:///folder"), ({"path": "s3://bucket/*"}, "patterns"),
     ({"path": "/a", "row_group_bytes": 0}, "at least 1"), ({"path": "/a", "compression": "rar"}, "no compression 'rar'"),
     ({"path": "/a", "compression": "zstd", "format": FileFormat.JSON_LINES}, "for Parquet"),
-    ({"path": "/a", "format": "jsonl"}, r"format must be one of FileFormat\.PARQUET, FileFormat\.JSON_LINES, not 'jsonl'$"),
+    ({"path": "/a", "format": "json"}, "format must be one of parquet, jsonl, not 'json'$"),
     ({"path": "/a", "storage_options": {"key": "hidden"}}, r"no storage options; got \['key'\]$"),
 ], ids=str)  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_at_once(arguments, message):
