@@ -16,6 +16,7 @@ from headrace.connectors.files.read.lines import (
     LinesOfCsv,
     LinesOfJson,
     LinesOfText,
+    UpToDamage,
     read_csv_stream,
     read_lines,
     sample_lines,
@@ -65,7 +66,8 @@ class ReadFormat:
         unpacked = partial(self._unpacked, file, split.path)
         if self.name == "csv" and self.csv.newlines_in_values:
             return read_csv_stream(unpacked, split, LinesOfCsv(self.csv, columns.names), wanted, batch_rows)
-        return read_lines(unpacked(), split, self._lines(columns.names), wanted, batch_rows)
+        lines = unpacked() if self._codec(split.path) is None else UpToDamage(unpacked())
+        return read_lines(lines, split, self._lines(columns.names), wanted, batch_rows)
 
     def _lines(self, names: Sequence[str]) -> LineFormat:
         if self.name == "csv":

@@ -624,6 +624,30 @@ def sample_lines(file: pa.NativeFile) -> bytes | bytearray:
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
+class UpToDamage:
+    """A packed file, unpacked. Gives what is ahead of damage, of which pyarrow's stream loses as much as is read at once."""
+
+    def __init__(self, file: pa.CompressedInputStream) -> None:
+        self._file = file
+        self._error: Exception | None = None
+
+    def readinto(self, free: memoryview) -> int:
+        """As of a file. Raises what the reading ended with, behind the bytes ahead of it."""
+        count = 0
+        while count < len(free) and self._error is None:
+            try:
+                found: int = self._file.readinto(free[count : count + _LINE_BYTES])
+            except Exception as error:  # noqa: BLE001 - raised by the next call
+                self._error = error
+                break
+            if not found:
+                break
+            count += found
+        if self._error is not None and not count:
+            raise self._error
+        return count
+
+
 def line_blocks(file: pa.NativeFile, start: int, stop: int | None, block_bytes: int = BLOCK_BYTES) -> Iterator[bytearray]:
     """The lines that start in this range, whole: some at a time, and always at least one. `stop` None: to the end.
 

@@ -247,6 +247,23 @@ def test_rows_ahead_of_damage_are_given_before_it_fails(tmp_path):
     assert kept == [*range(30), None]
 
 
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".zst"])
+def test_lines_ahead_of_damage_in_a_packed_file_are_given(tmp_path, ending):
+    """All but those of the last 64 KiB: a read that fails gives nothing."""
+    random_, lines = random.Random(1), []
+    while len(lines) < 60_000:
+        lines.append(f"{len(lines)} {random_.randbytes(20).hex()}")
+    file = tmp_path / f"a{ending}"
+    with pa.CompressedOutputStream(str(file), {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}[ending]) as stream:
+        stream.write("".join(f"{line}\n" for line in lines).encode())
+    packed = file.read_bytes()
+    file.write_bytes(packed[: len(packed) * 9 // 10])
+    kept = rows(FileSource(str(tmp_path), format="text", on_bad_record="keep"))
+    assert kept == [*lines[: len(kept) - 1], None]
+    unpacked = len(lines) * 9 // 10
+    assert len(kept) > unpacked - ((1 << 20) if ending == ".bz2" else (128 << 10)) // len(lines[0])
+
+
 # --- schemas ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("format_", ["parquet", "csv"])
 def test_names_differ_in_more_than_case_and_spaces(tmp_path, format_):
