@@ -33,6 +33,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from headrace.connectors.base.arguments import at_least_one
 from headrace.connectors.base.capabilities import EpochRecord, WriterCommit
 from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.guard import AllOrNothing, check_values
@@ -80,8 +81,7 @@ class FileSink(TwoPhaseSink[FileHandle], EpochRecord, WriterCommit):
         if self.format not in list(FileFormat):
             raise UsageError(f"format must be one of {', '.join(FileFormat)}, not {self.format!r}")
         object.__setattr__(self, "format", FileFormat(self.format))
-        if self.row_group_bytes < 1:
-            raise UsageError(f"row_group_bytes must be at least 1, not {self.row_group_bytes}")
+        at_least_one("row_group_bytes", self.row_group_bytes)
         if self.compression is not None and self.format is not FileFormat.PARQUET:
             raise UsageError(f"compression {self.compression!r} is for Parquet; the format is {self.format}")
         if self.compression not in (None, "none") and not has_codec(self.compression):

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from headrace.connectors.base.arguments import names
 from headrace.connectors.base.capabilities import EpochRecord
 from headrace.connectors.base.change_types import applied_changes, check_one_column
 from headrace.connectors.base.jobs import check_job
@@ -56,10 +57,7 @@ class UpsertSink(TableSink, EpochRecord):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given: object = self.key  # by a caller without a type checker
-        if isinstance(given, str):
-            raise UsageError(f"the key is a sequence of columns, as in ({given!r},)")
-        object.__setattr__(self, "key", tuple(self.key))
+        object.__setattr__(self, "key", names("key", self.key))
         if not self.key or not all(self.key) or len(set(self.key)) != len(self.key):
             raise UsageError(f"the key must name columns, each once; got {list(self.key)}")
         if self.change_type in self.key:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from headrace.connectors.base.arguments import names
 from headrace.connectors.base.change_types import applied_changes, check_one_column
 from headrace.connectors.tables.rows import decoded, fitted, fitting_schema, row_numbers
 from headrace.enumerator.envelope import stored_text
@@ -47,8 +48,8 @@ class Changes:
 
     def __post_init__(self) -> None:
         """Lists become tuples, so that it can be hashed."""
-        object.__setattr__(self, "keys", tuple(self.keys))
-        object.__setattr__(self, "sequence", tuple(self.sequence))
+        object.__setattr__(self, "keys", names("keys", self.keys))
+        object.__setattr__(self, "sequence", names("sequence", self.sequence))
         if not self.keys or len(set(self.keys)) != len(self.keys):
             raise UsageError(f"rows are distinguished by one key or more, each named once, not {self.keys!r}")
         if self.change_type is not None and self.change_type in (*self.keys, *self.sequence):

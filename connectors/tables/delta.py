@@ -27,6 +27,7 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 from pyarrow import fs
 
+from headrace.connectors.base.arguments import texts
 from headrace.connectors.files.formats import columns_with_bounds, has_codec
 from headrace.connectors.files.store import is_local, normal_path
 from headrace.connectors.tables.handles import DataFile
@@ -93,6 +94,7 @@ class DeltaSink(OpenTableSink):
         local = is_local(self.uri) or self.uri.startswith("file:")
         object.__setattr__(self, "uri", normal_path(self.uri) if local else self.uri.rstrip("/"))
         super().__post_init__()
+        texts("storage_options", self.storage_options)
         if self.compression != "none" and not has_codec(self.compression):
             raise UsageError(f"this pyarrow has no compression {self.compression!r}")
 
@@ -108,7 +110,7 @@ class DeltaSink(OpenTableSink):
         if not set(schema.names) - set(partition_by):
             raise UsageError(f"{self.uri}: a table cannot be {_ALL_PARTITIONS}: leave one out of them")
         if is_local(self.uri):
-            os.makedirs(self.uri, exist_ok=True)
+            _make_folder(self.uri)
         try:
             with _translated(self.uri):
                 DeltaTable.create(
@@ -120,6 +122,8 @@ class DeltaSink(OpenTableSink):
                 )
         except OutdatedError:  # another process has made one in the same moment: then there is one
             self.log().load()
+        except TableNotFoundError as error:
+            raise UsageError(f"{self.uri}: deltalake finds no such store: {_first_line(error)}") from error
         except PeerError as error:
             if "timestampNtz" not in str(error):
                 raise
@@ -131,8 +135,7 @@ class DeltaSink(OpenTableSink):
         except Exception as error:
             if type(error) is not Exception:
                 raise
-            why, *_ = str(error).splitlines()
-            raise UsageError(f"{self.uri}: deltalake makes no such table: {why}") from error
+            raise UsageError(f"{self.uri}: deltalake makes no such table: {_first_line(error)}") from error
 
     def log(self) -> TableLog:
         """The table's log, and the store of its files."""
@@ -147,6 +150,17 @@ class DeltaSink(OpenTableSink):
         with refused_by_store(self.uri):
             jobs = jobs_in(log.store())
         return {job: loaded.marker(job) for job in jobs}
+
+
+def _make_folder(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path}: no folder can be made here for the table: {error.strerror}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class _DeltaLog(TableLog):

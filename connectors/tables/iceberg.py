@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -79,6 +80,7 @@ class IcebergSink(OpenTableSink):
         if not all(self.table.split(".")) or "." not in self.table:
             raise UsageError(f"an Iceberg table is named namespace.table, not {self.table!r}")
         super().__post_init__()
+        _check_address(self.catalog.get("uri", ""))
         if self.compression not in ("none", "snappy", "zstd", "gzip", "lz4", "brotli"):
             raise UsageError(f"compression must be none, snappy, zstd, gzip, lz4 or brotli, not {self.compression!r}")
 
@@ -123,6 +125,18 @@ class IcebergSink(OpenTableSink):
     def _markers(self) -> dict[str, JobMarker | None]:
         loaded = _IcebergLog(self.table, self.catalog).load()
         return {job: loaded.marker(job) for job in loaded.jobs()}
+
+
+def _check_address(uri: str) -> None:
+    """Raise UsageError for one that no library can take apart: what it raises then has a part of the password, or all."""
+    for address in uri.split(","):
+        try:
+            _ = urlsplit(address).port
+        except ValueError as error:
+            raise UsageError(
+                "the catalog's uri has no port that is a number up to 65535. If its password has characters such as / or @, "
+                "write them as %2F and %40"
+            ) from error
 
 
 def _check_names(schema: Schema, table: str) -> None:

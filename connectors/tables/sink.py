@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from headrace.connectors.base.arguments import at_least_one, names
 from headrace.connectors.base.capabilities import SingleCommit
 from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.script import loads_script
@@ -32,8 +33,10 @@ class OpenTableSink(TwoPhaseSink[TableHandle], SingleCommit):
     changes: Changes | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.target_file_bytes < 1:
-            raise UsageError(f"target_file_bytes must be at least 1, not {self.target_file_bytes}")
+        at_least_one("target_file_bytes", self.target_file_bytes)
+        changes: object = self.changes  # by a caller without a type checker
+        if not isinstance(changes, Changes | None):
+            raise UsageError(f"changes must be headrace's Changes(keys=...), not {changes!r}")
 
     @property
     @abstractmethod
@@ -81,11 +84,12 @@ class OpenTableSink(TwoPhaseSink[TableHandle], SingleCommit):
         column of the change type is none of the table's. Raises UsageError for what the format has no type or partitions for.
         Does nothing where multiprocessing loads a script again, as for `Pipeline.run`: the script has called it before.
         """
+        columns = names("partition_by", partition_by)
         if loads_script():  # a library that has threads by then is of no use to what is forked from this process
             return
         rows = schema if self.changes is None else self.changes.new_table(schema)
         wanted = table_schema(rows, self._own_type, self.where)
-        self._make(wanted, partition_by)
+        self._make(wanted, columns)
         if self.merge_schema:
             self.committer("schema").widen(lambda table: self._missing(wanted, table))
 

@@ -231,8 +231,11 @@ class _File:
             self._flush()
             self._writer.close()
             size = self.size
-        finally:
-            self._sink.close()
+        except BaseException:
+            with suppress(Exception):  # which would hide why it has failed
+                self._sink.close()
+            raise
+        self._sink.close()
         footer = self._footers[0]
         statistics = self._format.statistics(footer, self._measured)
         return DataFile(self._path, size, footer.num_rows, self._partition, statistics)

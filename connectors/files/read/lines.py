@@ -160,8 +160,8 @@ class CsvDecoder:
         self._decimals = [each.name for each in self._kind if pa.types.is_decimal(each.type)]
 
     def whole(self, block: bytearray, lines: int) -> pa.Table | None:
-        """Rows are never more than the lines: if they are as many, none is of several lines, and none blank."""
-        if not self._kind.num_fields:
+        """Rows are never more than the lines, if no return is alone: if as many, none is of several lines, and none blank."""
+        if not self._kind.num_fields or (b"\r" in block and block.count(b"\r") != block.count(b"\r\n")):
             return None
         self._check_quotes(as_lines(block[block.rfind(b"\n", 0, -1) + 1 :]))
         table = self._parsed(pa.py_buffer(block), 1 << 20)

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
+from headrace.connectors.base.arguments import names
 from headrace.connectors.files.read.columns import BadRecords, Columns, digest_of, partition_schema
 from headrace.connectors.files.read.cursor import age_order
 from headrace.connectors.files.read.folders import Folder, FoundFile, open_folder
@@ -152,7 +153,7 @@ class FilePlan:
 
     def with_columns(self, columns: Sequence[str]) -> FilePlan:
         """The same, reading only these columns."""
-        made = replace(self, asked=tuple(columns), _columns=None)
+        made = replace(self, asked=names("columns", columns), _columns=None)
         if made._inferred is not None:
             _ = made.columns
         return made

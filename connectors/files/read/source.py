@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 import pyarrow as pa
 
+from headrace.connectors.base.arguments import names
 from headrace.connectors.files.formats import FileFormat
 from headrace.connectors.files.read.columns import BadRecords, plain_schema
 from headrace.connectors.files.read.cursor import Remembered
@@ -96,7 +97,7 @@ class FileSource(Source[FileSplit]):
             fspath(path),
             ReadFormat("csv", format, time_zone) if isinstance(format, Csv) else ReadFormat(_name(format), _NO_CSV, time_zone),
             None if schema is None else plain_schema(schema),
-            None if columns is None else tuple(columns),
+            None if columns is None else names("columns", columns),
             watch=watch,
             pattern=pattern,
             order=order,
