@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Generic
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from headrace.enumerator.source_driver import FailureLog
 from headrace.enumerator.split import SplitT
 from headrace.runners.spark.split_ends import EndsLog, TaskName
 from headrace.runners.spark.split_state import SplitEnd, TaskEnds
-from headrace.runners.spark.tasks import Silence
+from headrace.runners.spark.tasks import InOrder, Silence
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class OpenTask(Generic[SplitT]):
         yield from self._replay(recorded, clock) if recorded.kept is None else self.log.kept(recorded.kept)
 
     def _read_on(self, clock: Callable[[], float]) -> tuple[list[pa.RecordBatch], TaskEnds[SplitT]]:
-        batches: list[pa.RecordBatch] = []
+        batches: dict[str, list[pa.RecordBatch]] = {split.split_id: [] for split in self.splits}
         ends = {split.split_id: SplitEnd(split, 0, finished=False) for split in self.splits}
         records = size = 0
         started, is_limited = clock(), False
@@ -96,28 +97,31 @@ class OpenTask(Generic[SplitT]):
                 before = ends[batch.split.split_id]
                 ends[batch.split.split_id] = SplitEnd(batch.split, before.rows + batch.records.num_rows, batch.finished)
                 if batch.records.num_rows:
-                    batches.append(batch.records)
+                    batches[batch.split.split_id].append(batch.records)
                     records, size = records + batch.records.num_rows, size + batch.records.nbytes
                     quiet_until = clock() + IDLE_S
                 elif batch.is_behind and clock() - started < self.stall_s:
-                    quiet_until = clock() + (IDLE_S if batches else self.wait_s)
-                    if not batches:
+                    quiet_until = clock() + (IDLE_S if records else self.wait_s)
+                    if not records:
                         until = max(until, quiet_until)
                 elif clock() >= quiet_until and not self.source.finite_splits:
                     break  # others' records only
-        return batches, TaskEnds(ends, is_limited and bool(batches))
+        return [*chain.from_iterable(batches.values())], TaskEnds(ends, is_limited and records > 0)
 
     def _replay(self, recorded: TaskEnds[SplitT], clock: Callable[[], float]) -> Iterator[pa.RecordBatch]:
         left = {split_id: end.rows for split_id, end in recorded.ends.items() if end.rows}
         if not left:
             return
         replayed = [split for split in self.splits if split.split_id in left]
+        in_order = InOrder(split.split_id for split in replayed)
         with closing(ResumedReader(self.source.create_replay_reader, replayed, clock)) as reader:
             silence = Silence(reader, clock)
             while left:
                 batch = silence.poll()
                 if batch is not None:
-                    yield from _up_to(batch, left)
+                    for records in _up_to(batch, left):
+                        split_id = batch.split.split_id
+                        yield from in_order.add(split_id, records, finished=split_id not in left)
                 elif silence.seconds > self.stall_s:
                     raise DeadlineExceededError(
                         f"nothing came for {self.stall_s:g} s while these were read: {_named(left)}"

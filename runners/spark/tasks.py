@@ -11,15 +11,16 @@ import gc
 import itertools
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Generic, Protocol
 
 import pyarrow as pa
 
 from headrace.enumerator.errors import DeadlineExceededError, UsageError
-from headrace.enumerator.source import Source, SourceReader, SplitBatch
+from headrace.enumerator.source import Source, SplitBatch
 from headrace.enumerator.split import SplitT
 
 SMALL_BATCH_BYTES = 1 << 18
@@ -27,6 +28,9 @@ SMALL_BATCH_BYTES = 1 << 18
 
 LARGE_BATCH_BYTES = 4 << 20
 """Batches larger than this are cut: the JVM reads row by row, and finds all of a batch's columns in the processor's cache."""
+
+HELD_BYTES = 64 << 20
+"""Of splits that come ahead of their turn. Beyond it the splits of a task are read one after the other."""
 
 _POLL_S = 1.0
 _FREE_BYTES = 256 << 20  # of addresses: each thread takes some 70 MiB of them
@@ -64,15 +68,15 @@ def read_splits(
     stall_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[pa.RecordBatch]:
-    """Every record of these bounded splits, in batches of a good size for Spark. Order is kept within a split.
+    """Every record of these bounded splits in their order, in batches of a good size for Spark.
 
     Raises DeadlineExceededError when nothing at all comes for `stall_s` seconds, and what the source's reader raises.
     Closing the iterator early (LIMIT, a killed task) stops the fetching.
     """
     check_memory()
     try:
-        with source.create_reader() as reader:
-            for batch in well_sized(_batches(reader, splits, stall_s, clock)):
+        with closing(_batches(source, splits, stall_s, clock)) as batches:
+            for batch in well_sized(batches):
                 yield batch if batch.schema.names == columns else batch.select(columns)
     finally:
         _spare_the_collector()
@@ -98,19 +102,70 @@ def _spare_the_collector() -> None:
     gc.freeze()
 
 
+class InOrder:
+    """Batches of some splits in the order of the splits, whichever come first.
+
+    Spark takes the rows of a task to be the same ones in the same order each time it is computed: by that `limit`, `sample`,
+    `rand(seed)` and `monotonically_increasing_id` give the same rows at each use of a frame.
+    """
+
+    def __init__(self, split_ids: Iterable[str]) -> None:
+        self._held: dict[str, list[pa.RecordBatch]] = {split_id: [] for split_id in split_ids}
+        self._left = deque(self._held)
+        self._finished: set[str] = set()
+        self.held_bytes = 0
+
+    def add(self, split_id: str, records: pa.RecordBatch, *, finished: bool) -> list[pa.RecordBatch]:
+        """What has its turn once this batch has come. `finished`: it is the split's last."""
+        self._held[split_id].append(records)
+        self.held_bytes += records.nbytes
+        if finished:
+            self._finished.add(split_id)
+        given: list[pa.RecordBatch] = []
+        while self._left:
+            first = self._left[0]
+            given += self._held[first]
+            self._held[first] = []
+            if first not in self._finished:
+                break
+            self._left.popleft()
+        self.held_bytes -= sum(batch.nbytes for batch in given)
+        return given
+
+
 def _batches(
-    reader: SourceReader[SplitT], splits: Sequence[SplitT], stall_s: float, clock: Callable[[], float]
-) -> Iterator[pa.RecordBatch]:
+    source: Source[SplitT], splits: Sequence[SplitT], stall_s: float, clock: Callable[[], float]
+) -> Generator[pa.RecordBatch]:
     for wave in _waves(splits):
-        reader.add_splits(wave)
-        unfinished = {split.split_id for split in wave}
+        left = {split.split_id: split for split in wave}
+        in_order, at_once = InOrder(left), len(left)
+        while left:
+            asked = [*left.values()][:at_once]
+            with closing(_read(source, asked, stall_s, clock)) as batches:
+                for batch in batches:
+                    left[batch.split.split_id] = batch.split
+                    if batch.finished:
+                        del left[batch.split.split_id]
+                    yield from in_order.add(batch.split.split_id, batch.records, finished=batch.finished)
+                    if len(asked) > 1 and in_order.held_bytes > HELD_BYTES:
+                        at_once = 1
+                        break
+
+
+def _read(
+    source: Source[SplitT], splits: Sequence[SplitT], stall_s: float, clock: Callable[[], float]
+) -> Generator[SplitBatch[SplitT]]:
+    """All batches of these splits, as they come."""
+    with source.create_reader() as reader:
+        reader.add_splits(splits)
+        unfinished = {split.split_id for split in splits}
         silence = Silence(reader, clock)
         while unfinished:
             batch = silence.poll()
             if batch is not None:
                 if batch.finished:
                     unfinished.discard(batch.split.split_id)
-                yield batch.records
+                yield batch
             elif silence.seconds > stall_s:
                 waiting = ", ".join(sorted(unfinished))
                 raise DeadlineExceededError(f"nothing came for {stall_s:g} s while these were read: {waiting}")

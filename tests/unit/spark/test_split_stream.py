@@ -112,6 +112,18 @@ def test_a_batch_that_is_run_again_reads_exactly_as_far(shelf: Shelf, feed: Quer
     assert feed.batch() == ["a3", "b1"]
 
 
+def test_the_rows_of_a_task_come_in_the_same_order_each_time(shelf: Shelf, tmp_path: Path) -> None:
+    """Split by split, though the reader takes turns, and at a replay gives the splits in other turns."""
+    feed = Query(SplitRead(source=Feed(shelf, batch_rows=1), checkpoint=str(tmp_path / "checkpoint"), stall_s=0.0))
+    shelf.add("a", "a0", "a1", "a2")
+    shelf.add("b", "b0", "b1")
+    assert feed.plan()
+    (first, *others) = feed.tasks()
+    both = replace(first, splits=tuple(split for task in (first, *others) for split in task.splits))
+    assert feed.run_task(both) == ["a0", "a1", "a2", "b0", "b1"]
+    assert feed.run_task(both) == ["a0", "a1", "a2", "b0", "b1"]
+
+
 def test_a_batch_whose_tasks_never_ran_reads_what_is_there_when_they_do(shelf: Shelf, feed: Query) -> None:
     shelf.add("a", "a0")
     feed.plan()

@@ -883,6 +883,33 @@ class TestReading:
         for name in "ab":
             assert [row["value"] for row in rows if row["split"] == name] == [f"{name}{number}" for number in range(10)]
 
+    @pytest.mark.parametrize("limit", [0, 1 << 20])
+    def test_rows_come_in_the_order_of_the_splits_whichever_come_first(self, log, monkeypatch, limit):
+        """Or `limit`, `sample` and ids give other rows at each use of a frame. Also where no more can be held."""
+        monkeypatch.setattr(task_reading, "HELD_BYTES", limit)
+        created = []
+
+        class LastFirst(MemorySource):
+            def create_reader(self):
+                reader = super().create_reader()
+                created.append(reader)
+                poll, held = reader.poll, []
+
+                def last_first(timeout):
+                    while (batch := poll(0)) is not None:
+                        held.append(batch)
+                    held.sort(key=lambda batch: batch.split.split_id, reverse=True)
+                    return held.pop(0) if held else None
+
+                reader.poll = last_first
+                return reader
+
+        splits = [MemorySplit("a", 0, 10), MemorySplit("b", 0, 10)]
+        batches = read_splits(LastFirst(log), splits, ["split", "value"], 1.0)
+        rows = [row["value"] for batch in batches for row in batch.to_pylist()]
+        assert rows == [f"{name}{number}" for name in "ab" for number in range(10)]
+        assert len(created) == (1 if limit else 3), "both, then one after the other"
+
     def test_silence_is_reported_after_the_time_that_is_allowed_and_every_split_is_named(self, log):
         ticks = iter([100.0, 101.0, 200.0, 201.0, 300.0, 303.0, 400.0, 401.0, 500.0, 501.0, 600.0, 600.5, 999.0])
         waits = []
