@@ -337,3 +337,19 @@ def test_protobuf_and_json_of_a_registry_are_written_and_read_as_rows(spark, kaf
         only = spark.read.format("headrace").options(**{**options, "onBadRecord": "skip"})
         delays = only.schema(f"value struct<delay {number}>").load().collect()
         assert sorted(row.value.delay for row in delays) == [0, 1]
+
+
+def test_rows_of_a_frame_come_in_the_same_order_at_each_use(spark):
+    """From several brokers, in tasks of several partitions: by the order `limit`, `sample` and ids give the same rows."""
+    with FakeKafka(brokers=3) as kafka:
+        kafka.create_topic("ordered", partitions=8)
+        for number in range(4000):
+            kafka.append("ordered", b"v%d" % number, partition=number % 8)
+        options = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "ordered"}
+        frame = spark.read.format("headrace").options(**options).load().select("value")
+        assert frame.rdd.getNumPartitions() < 8, "tasks have several partitions each"
+        looks = [[row["value"] for row in frame.collect()] for _ in range(5)]
+        assert len(set(looks[0])) == 4000
+        assert looks == looks[:1] * 5
+        first = frame.limit(1500)
+        assert frame.exceptAll(first).union(first).distinct().count() == 4000
