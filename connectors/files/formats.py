@@ -16,6 +16,7 @@ from headrace.connectors.formats.json_lines import json_lines, unwritable
 from headrace.enumerator.errors import UsageError
 
 _FLOATS = ("FLOAT", "DOUBLE")
+_VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
 class FileFormat(StrEnum):
@@ -102,9 +103,9 @@ class _ParquetWriter(RowWriter):
         self._bytes = 0
         if not schema.names:
             raise UsageError("rows without columns cannot be written: Parquet keeps no rows but those of a column")
-        for field in schema:
+        self._stored = pa.schema([field.with_type(_stored_type(field.type)) for field in schema], schema.metadata)
+        for field in self._stored:
             self._check_field(field)
-        self._stored = pa.schema([field.with_type(_listed(field.type)) for field in schema], schema.metadata)
         bounds = columns_with_bounds(self._stored)
         self._writer = pq.ParquetWriter(file, self._stored, compression=compression, write_statistics=bounds)
 
@@ -141,18 +142,25 @@ class _ParquetWriter(RowWriter):
             self._waiting, self._bytes = [], 0
 
 
-def _listed(kind: pa.DataType) -> pa.DataType:
-    """The type with lists in place of those of a fixed size: Parquet has none, and pyarrow reads no null among them."""
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    """The type without what Parquet does not have: lists of a fixed size, of which pyarrow reads no null, and views.
+
+    pyarrow keeps the names of such types in the file, and can then not filter its rows.
+    """
+    if kind in _VIEWS:
+        return _VIEWS[kind]
     if isinstance(kind, pa.BaseExtensionType):
-        stored = _listed(kind.storage_type)
+        stored = _stored_type(kind.storage_type)
         return kind if stored == kind.storage_type else stored
     if not pa.types.is_nested(kind) or pa.types.is_union(kind):
         return kind
-    fields = [kind.field(at).with_type(_listed(kind.field(at).type)) for at in range(kind.num_fields)]
+    fields = [kind.field(at).with_type(_stored_type(kind.field(at).type)) for at in range(kind.num_fields)]
     if pa.types.is_struct(kind):
         return pa.struct(fields)
     if pa.types.is_map(kind):
-        return pa.map_(kind.key_field.with_type(_listed(kind.key_type)), kind.item_field.with_type(_listed(kind.item_type)))
+        return pa.map_(
+            kind.key_field.with_type(_stored_type(kind.key_type)), kind.item_field.with_type(_stored_type(kind.item_type))
+        )
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
         return pa.list_(*fields)
     return pa.large_list(*fields) if pa.types.is_large_list(kind) else kind

@@ -67,9 +67,11 @@ def check(file_format: FileFormat, row_group_bytes: int, batches: list[pa.Record
 
 
 def check_parquet(paths: list[str], wanted: pa.Table) -> None:
-    dataset = ds.dataset(paths, schema=wanted.schema)
-    # Arrow reads no views that are inside of others, and compares no half floats
-    columns = [field.name for field in wanted.schema if "view" not in str(field.type) or not types.is_nested(field.type)]
+    # Arrow filters no rows that have views, and compares no half floats
+    kept = {field.name: field for field in ds.dataset(paths).schema}
+    fields = [x for x in wanted.schema if "view" not in str(x.type) or not types.is_nested(x.type)]
+    dataset = ds.dataset(paths, schema=pa.schema([kept[x.name] if "view" in str(x.type) else x for x in fields]))
+    columns = dataset.schema.names
     found = dataset.to_table(columns=columns)
     for name in columns:
         assert schemas.plain(found[name]) == schemas.plain(wanted[name]), name

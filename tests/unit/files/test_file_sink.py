@@ -11,6 +11,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
@@ -84,6 +85,21 @@ def test_an_unknown_version_of_a_handle_is_refused():
 def test_a_format_is_given_by_its_name_too():
     assert FileSink("/a", "jsonl") == FileSink("/a", FileFormat.JSON_LINES)
     assert str(FileSink("/a", "parquet").format) == "parquet"
+
+
+def test_views_are_plain_in_parquet(tmp_path):
+    """Or pyarrow could not filter the file's rows, by whatever column, and would read no lists of them."""
+    kind = pa.schema([("a", pa.binary_view()), ("l", pa.list_(pa.string_view())), ("n", pa.int64())])
+    rows = pa.RecordBatch.from_pylist([{"a": b"x", "l": ["y", None], "n": 1}, {"a": None, "l": None, "n": 2}], schema=kind)
+    sink = FileSink(str(tmp_path))
+    with sink.begin(Attempt("job", 0, 0, 0)) as transaction:
+        transaction.write(rows)
+        transaction.prepare()
+    (file,) = tmp_path.rglob("*.tmp")
+    found = ds.dataset(file, format="parquet")
+    assert found.schema.field("a").type == pa.binary()
+    assert found.to_table(filter=ds.field("n") == 1).to_pylist() == rows.to_pylist()[:1]
+    assert found.to_table(filter=ds.field("a") == b"x").to_pylist() == rows.to_pylist()[:1]
 
 
 def test_names_before_and_after():
