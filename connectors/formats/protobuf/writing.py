@@ -158,9 +158,11 @@ def _enum(place: _Place, column: pa.Array, enum: Any) -> pa.Array:  # noqa: ANN4
     others = pc.and_(numbers.is_null(), texts.is_valid())
     if not pc.any(others).as_py():
         return numbers
-    bare = pc.match_substring_regex(texts, r"^-?[0-9]{1,9}$") if not enum.is_closed else pa.array([False] * len(texts))
-    place.refuse(pc.and_not(others, bare), f"has a value that is not a symbol of the enum {enum.full_name}")
-    return pc.coalesce(numbers, pc.if_else(others, texts, pa.scalar(None, pa.string())).cast(pa.int32()))
+    bare = pc.match_substring_regex(texts, r"^-?[0-9]{1,10}$") if not enum.is_closed else pa.array([False] * len(texts))
+    given = pc.if_else(pc.and_(others, bare), texts, pa.scalar(None, pa.string())).cast(pa.int64())
+    fits = pc.and_(pc.greater_equal(given, -(1 << 31)), pc.less(given, 1 << 31)).fill_null(fill_value=False)
+    place.refuse(pc.and_not(others, fits), f"has a value that is not a symbol of the enum {enum.full_name}")
+    return pc.coalesce(numbers, given.cast(pa.int32()))
 
 
 def _cast(place: _Place, column: pa.Array, kind: pa.DataType) -> pa.Array:

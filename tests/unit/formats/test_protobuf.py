@@ -155,8 +155,16 @@ def test_only_the_fields_that_are_asked_for_are_columns_and_the_format_is_pickle
     assert decoded(PROTO3, b"\x08\x01", None, b"\x08", fields=[])[0] == [{}, None, None]
 
 
+@pytest.mark.parametrize("number", [7, -7, 1210056703, 2**31 - 1, -(2**31)])
+def test_the_number_of_an_open_enum_without_a_symbol_is_written_again(number):
+    made, message = FORMATS["p.q.M"]
+    value = message(e=number).SerializeToString()
+    assert made.encode(made.decode(pa.array([value])).values).to_pylist() == [value]
+
+
 @pytest.mark.parametrize(("row", "words"), [
     ({"e": "X"}, "row 1 cannot be written as Protobuf: field 'e' has a value that is not a symbol of the enum p.q.E"),
+    ({"e": "2147483648"}, "row 1 cannot be written as Protobuf: field 'e' has a value that is not a symbol"),
     ({"me": [(True, "X")]}, "field 'me{}' has a value that is not a symbol"),
     ({"ca": 1, "cb": "x"}, "has more than one of ca, cb, cc, which are alternatives"),
     ({"ri": [1, None]}, r"row 1 .* field 'ri\[\]' is null, which no repeated field can hold"),
