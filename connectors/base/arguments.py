@@ -8,7 +8,7 @@ from headrace.enumerator.errors import UsageError
 
 
 def names(argument: str, given: Iterable[str]) -> tuple[str, ...]:
-    """Column names. Raises UsageError for a text, which would be taken for its letters, and for what are no texts."""
+    """Column names. Raises UsageError for a text, which would be taken for its letters, and for items that are not texts."""
     unchecked: object = given
     if isinstance(unchecked, Iterable) and not isinstance(unchecked, str):
         found = tuple(unchecked)
@@ -18,7 +18,7 @@ def names(argument: str, given: Iterable[str]) -> tuple[str, ...]:
 
 
 def at_least_one(argument: str, given: int) -> None:
-    """Raise UsageError for a number below 1, and for what is no whole number."""
+    """Raise UsageError for a number below 1, and for what is not a whole number."""
     unchecked: object = given
     if not isinstance(unchecked, int) or unchecked < 1:
         raise UsageError(f"{argument} must be a whole number, at least 1, not {unchecked!r}")
