@@ -8,7 +8,7 @@ from headrace.enumerator.errors import UsageError
 
 
 def names(argument: str, given: Iterable[str]) -> tuple[str, ...]:
-    """Column names. Raises UsageError for a text, which would be taken for its letters, and for items that are not texts."""
+    """Column names. Raises UsageError for a text, which would be taken for its characters, and for items that are not texts."""
     unchecked: object = given
     if isinstance(unchecked, Iterable) and not isinstance(unchecked, str):
         found = tuple(unchecked)
