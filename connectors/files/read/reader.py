@@ -114,7 +114,7 @@ class _OpenPiece:
         return self.split
 
     def _advance(self) -> _Ahead:
-        """In a thread: some batches, as a small one takes less time than a thread's turn. Batches ahead of an error are kept."""
+        """In a thread: some batches, as a small one takes less time than a thread's turn. Those ahead of an error are kept."""
         rows: deque[FileRows] = deque()
         left = _AHEAD_BYTES
         try:
