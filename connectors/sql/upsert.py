@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NoReturn
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
@@ -20,11 +22,11 @@ from sqlalchemy.engine import Connection, Engine
 
 from headrace.connectors.base.arguments import names
 from headrace.connectors.base.capabilities import EpochRecord
-from headrace.connectors.base.change_types import applied_changes, check_one_column
+from headrace.connectors.base.change_types import PREIMAGE, check_one_column, deleted_rows
 from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.nested import without_views
 from headrace.connectors.base.sink import Attempt, Outcome
-from headrace.connectors.sql.arrow import Field, check_finite, normalised_columns, python_rows, text_rows
+from headrace.connectors.sql.arrow import Field, Kind, check_finite, normalised_columns, python_rows, text_rows
 from headrace.connectors.sql.commits import COMMITS, create_tables
 from headrace.connectors.sql.handles import SqlHandle, list_key
 from headrace.connectors.sql.mysql import BulkInsert
@@ -34,6 +36,9 @@ from headrace.connectors.sql.table_sink import StoredListCommitter, TableSink
 from headrace.connectors.sql.unique import check_key, check_other_keys
 from headrace.connectors.sql.url import Product, shown
 from headrace.enumerator.errors import FencedError, UsageError
+
+_BY_BYTES = (Kind.BOOLEAN, Kind.INTEGER, Kind.DECIMAL, Kind.DATE, Kind.TIME, Kind.INSTANT, Kind.LOCAL)
+"""Keys of which a database holds no two for equal that differ here, as it does with texts by their collation, or with UUIDs."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,8 +50,8 @@ class UpsertSink(TableSink, EpochRecord):
     key: the columns of a unique index of the table, of these columns and as a whole. No row has a null in them. MariaDB and
     MySQL match rows by every unique index: there is no other that rows give a part of.
     change_type: a column that says what becomes of the row, and is not written: as that of `Changes`, without preimages. Of a
-    delete only the key counts. Changes of a key are applied in the order in which they come, if one task of an epoch has them.
-    None: every row is inserted, or replaces another.
+    delete only the key counts. -U deletes, unless a row of its key follows. Changes of a key are applied in the order in which
+    they come, if one task of an epoch has them. None: every row is inserted, or replaces another.
     lock_timeout_s: how long to wait for a lock that another transaction holds, in seconds; 30 by default.
 
     Raises UsageError for an address or a table's name that cannot be used, without any I/O.
@@ -94,6 +99,7 @@ class UpsertTransaction(RowTransaction):
         self._sink = sink
         self._key_fields: tuple[Field, ...] = ()
         self._attempt = attempt
+        self._held: pa.RecordBatch | None = None
         self._bulk = BulkInsert(connection, table) if table.product is Product.MYSQL else None
 
     def _fields_of(self, schema: pa.Schema) -> tuple[Field, ...]:
@@ -102,22 +108,51 @@ class UpsertTransaction(RowTransaction):
         return fields
 
     def _send(self, rows: pa.RecordBatch) -> None:
-        """Deletes first, then the last row of each key: what is inserted behind a delete keeps nothing of the row before it."""
         if self._sink.change_type is None:
             super()._send(rows)
             return
-        rows, deleted = applied_changes(without_views(rows), self._sink.change_type, f"table {self._table.name!r}")
-        if deleted.null_count:
+        rows = without_views(rows)
+        if self._held is not None:
+            rows = pa.Table.from_batches([self._held, rows]).combine_chunks().to_batches()[0]
+        deleted = deleted_rows(rows, self._sink.change_type, f"table {self._table.name!r}")
+        if deleted.null_count and PREIMAGE in pc.unique(rows.column(self._sink.change_type)).to_pylist():
             raise UsageError(
                 f"table {self._table.name!r}: column {self._sink.change_type!r} has a preimage, and no column states which row "
                 "takes its place: leave preimages out, or delete by rows of the old keys"
             )
+        count = len(rows) if deleted[-1].is_valid else len(rows) - 1
+        self._held = rows.slice(count) if count < len(rows) else None  # the row that takes its place comes next
+        self._change(rows.slice(0, count), deleted.slice(0, count))
+
+    def _change(self, rows: pa.RecordBatch, deleted: pa.BooleanArray) -> None:
+        """Deletes first, then the last row of each key: what is inserted behind a delete keeps nothing of the row before it.
+
+        Keys that the database holds for equal count as different ones here: deleting again finds them, and only then are the
+        changes made in their order, which for most rows is a statement each.
+        """
         keys = normalised_columns(rows, self._key_fields)
-        self._delete([column.filter(deleted) for column in keys])
         last = _last_of_each(keys)
-        there = rows.take(last.filter(pc.invert(deleted.take(last))))
-        if there.num_rows:
-            super()._send(there)
+        deleted = pc.coalesce(deleted, pc.is_in(pa.array(range(len(rows)), pa.int64()), last))
+        self._delete([column.filter(deleted) for column in keys])
+        is_delete = deleted.take(last)
+        self._insert(rows.take(last.filter(pc.invert(is_delete))))
+        if all(field.kind in _BY_BYTES for field in self._key_fields) or len(pc.unique(is_delete)) < 2:
+            return
+        again = last.filter(is_delete)
+        if not self._delete([column.take(again) for column in keys]):
+            return
+        self._delete([column.filter(deleted) for column in keys])
+        ends = [*(np.flatnonzero(np.diff(is_delete.to_numpy(zero_copy_only=False))) + 1).tolist(), len(last)]
+        for start, end in pairwise([0, *ends]):
+            run = last.slice(start, end - start)
+            if is_delete[start].as_py():
+                self._delete([column.take(run) for column in keys])
+            else:
+                self._insert(rows.take(run))
+
+    def _insert(self, rows: pa.RecordBatch) -> None:
+        if rows.num_rows:
+            super()._send(rows)
 
     def _put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
         self._check_key([column for field, column in zip(fields, columns, strict=True) if field.name in self._sink.key])
@@ -129,16 +164,18 @@ class UpsertTransaction(RowTransaction):
         else:
             self._execute(statement, fields, columns)
 
-    def _delete(self, keys: Sequence[pa.Array]) -> None:
+    def _delete(self, keys: Sequence[pa.Array]) -> int:
+        """How many rows there were."""
         self._check_key(keys)
-        if len(keys[0]):
-            statement = _delete(self._connection, self._table, [field.name for field in self._key_fields])
-            self._execute(statement, self._key_fields, keys)
+        if not len(keys[0]):
+            return 0
+        statement = _delete(self._connection, self._table, [field.name for field in self._key_fields])
+        return self._execute(statement, self._key_fields, keys)
 
-    def _execute(self, statement: str, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
-        """Run the statement for each row."""
+    def _execute(self, statement: str, fields: Sequence[Field], columns: Sequence[pa.Array]) -> int:
+        """Run the statement for each row, and count what it has changed."""
         rows = text_rows if self._table.product is Product.SQLITE else python_rows
-        self._connection.exec_driver_sql(statement, rows(columns, fields))
+        return self._connection.exec_driver_sql(statement, rows(columns, fields)).rowcount
 
     def _check_key(self, keys: Sequence[pa.Array]) -> None:
         """Raise UsageError for a null in these columns, which are those of the key."""
@@ -150,6 +187,8 @@ class UpsertTransaction(RowTransaction):
                 )
 
     def _pre_commit(self) -> None:
+        if self._held is not None:
+            self._change(self._held, pa.array([True]))
         # Holds the row until the commit, so that the epoch cannot be recorded in between.
         job = self._attempt.job
         is_own = COMMITS.c.job == list_key(job, self._table.destination)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from headrace.connectors.base.arguments import names
-from headrace.connectors.base.change_types import applied_changes, check_one_column
+from headrace.connectors.base.change_types import check_one_column, deleted_rows
 from headrace.connectors.tables.rows import decoded, fitted, fitting_schema, row_numbers
 from headrace.enumerator.envelope import stored_text
 from headrace.enumerator.errors import UsageError
@@ -36,8 +36,8 @@ class Changes:
       that comes twice in an epoch is refused. A change of a later epoch is always the later one.
     - `change_type`: a column that says what becomes of the row, which is not written: Debezium's `op` (c, r, u, d), the row
       kinds of changelogs (+I, -U, +U, -D), Delta's `_change_type` (insert, update_preimage, update_postimage, delete), or a
-      boolean that is true for a delete. Of a delete only the keys count. A preimage deletes, unless another change of its key
-      has the same sequence. None: every row is inserted, or takes the place of another.
+      boolean that is true for a delete. Of a delete only the keys count. A preimage or -U deletes, unless another change of its
+      key has the same sequence. None: every row is inserted, or takes the place of another.
 
     Raises UsageError for what contradicts itself.
     """
@@ -77,20 +77,18 @@ class Changes:
                 raise UsageError(f"{where}: column {name!r} is {kind}, and changes cannot be sorted by that type: cast it")
         return schema
 
-    def applied(self, batch: pa.RecordBatch, where: str) -> tuple[pa.RecordBatch, pa.BooleanArray]:
-        """Without the rows that their new values follow, and for each row that is left whether it is deleted.
-
-        Null: it is, unless a change of the same key and sequence takes its place.
+    def deleted(self, batch: pa.RecordBatch, where: str) -> pa.BooleanArray:
+        """For each row whether it is deleted. Null: it is, unless a change of the same key and sequence takes its place.
 
         Raises UsageError naming a column that is missing, and for a value that no change type has.
         """
         self._check_columns(batch.schema, where)
         if self.change_type is None:
-            return batch, pa.repeat(pa.scalar(value=False), batch.num_rows)
-        return applied_changes(batch, self.change_type, where)
+            return pa.repeat(pa.scalar(value=False), batch.num_rows)
+        return deleted_rows(batch, self.change_type, where)
 
     def staged(self, batch: pa.RecordBatch, deleted: pa.BooleanArray, schema: pa.Schema, where: str) -> pa.RecordBatch:
-        """The rows that `applied` gave as a task stores them: columns of `table_columns`, what is deleted, and the sequence.
+        """Rows, of which `deleted` is given, as a task stores them: columns of `table_columns`, what is deleted, and the sequence.
 
         Raises UsageError for a null in a key or sequence, and in a column of a row that is not deleted, where the table allows
         none.

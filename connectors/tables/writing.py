@@ -55,8 +55,8 @@ class TableTransaction(Transaction[TableHandle]):
             if self._changes is None:
                 self._write(batch, partial(fitted, batch, where=self._where))
             else:
-                rows, deleted = self._changes.applied(batch, self._where)
-                self._write(rows, partial(self._changes.staged, rows, deleted, where=self._where))
+                deleted = self._changes.deleted(batch, self._where)
+                self._write(batch, partial(self._changes.staged, batch, deleted, where=self._where))
 
     def prepare(self) -> TableHandle | None:
         """Close the files. None when no row was written. Raises PeerError if a driver has given this transaction up."""

@@ -157,6 +157,40 @@ def test_changes_in_any_cut_make_the_table_that_they_make_one_by_one(any_rig, mo
         assert dict(any_rig.rows()) == wanted
 
 
+@pytest.mark.parametrize("cut", [1, 2, 3, 20])
+def test_the_old_key_of_an_update_goes_and_a_row_that_keeps_its_key_keeps_its_other_columns(any_rig, monkeypatch, cut):
+    """Wherever batches end between the row before and the one after."""
+    monkeypatch.setattr(sending, "_CHUNK_ROWS", cut)
+    any_rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20), other INT DEFAULT 7")
+    any_rig.execute(f"INSERT INTO {any_rig.table} VALUES (1, 'a', 1), (2, 'b', 2), (3, 'c', 3), (4, 'd', 4)")
+    moved, kept, back = [(1, "a", "-U"), (9, "a", "+U")], [(2, "b", "-U"), (2, "b2", "+U")], [(9, "a", "-U"), (8, "a", "+U")]
+    changed(any_rig, [*moved, *kept], [*back, (3, "c", "-U"), (3, "c2", "+U"), (4, "d", "-U")])
+    assert any_rig.rows() == [(2, "b2", 2), (3, "c2", 3), (8, "a", 7)]
+
+
+def test_changes_of_keys_that_the_database_holds_for_equal_are_made_in_their_order(any_rig):
+    kind = "UUID" if any_rig.is_postgresql else "VARCHAR(36) COLLATE NOCASE" if any_rig.is_sqlite else "VARCHAR(36)"
+    any_rig.create(f"k {kind} PRIMARY KEY, name VARCHAR(20) NOT NULL, other INT DEFAULT 7")
+    moves, wanted = random.Random(5), dict[str, tuple[str, int]]()
+    for epoch in range(25):
+        changes = list[tuple[str, str, str]]()
+        for number in range(12):
+            key, name, op = f"{moves.randrange(4):08}-0000-0000-0000-00000000000a", f"{epoch}.{number}", moves.choice("duu")
+            changes.append((moves.choice([key, key.upper()]), name, op))
+            if op == "d":
+                wanted.pop(key, None)
+            else:
+                wanted[key] = (name, wanted[key][1] if key in wanted else 7)
+        with UpsertSink(any_rig.url, any_rig.table, ("k",), "op").begin(Attempt("q", epoch, 0, 0)) as transaction:
+            transaction.write(
+                pa.RecordBatch.from_pylist([dict(zip(("k", "name", "op"), each, strict=True)) for each in changes])
+            )
+            transaction.prepare()
+        assert {str(key).lower(): tuple(row) for key, *row in any_rig.rows()} == wanted
+        any_rig.execute(f"UPDATE {any_rig.table} SET other = {epoch}")
+        wanted = {key: (name, epoch) for key, (name, _) in wanted.items()}
+
+
 def test_tasks_with_neighbouring_keys_do_not_wait_for_each_other(rig):
     """A delete of a row that is not there locks no gap, into which the other task would insert."""
     rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20)")

@@ -246,12 +246,10 @@ def test_change_types_of_other_systems(tmp_path):
             rig.commit(1, (1, None, "t"))
 
 
-LATE = (2, "b", "update_preimage", 2)
-
-
 @KINDS
 @pytest.mark.parametrize("sequence", [("offset",), ()])
-def test_a_key_that_an_update_of_deltas_feed_changes_leaves_no_row(tmp_path, kind, sequence):
+@pytest.mark.parametrize(("before", "after"), [("update_preimage", "update_postimage"), ("-U", "+U")])
+def test_a_key_that_an_update_changes_leaves_no_row(tmp_path, kind, sequence, before, after):
     """Rows of one change have one sequence, and come in any order, from any task."""
     rig = Rig(kind, tmp_path, Changes(("id",), sequence, "op"))
 
@@ -261,10 +259,10 @@ def test_a_key_that_an_update_of_deltas_feed_changes_leaves_no_row(tmp_path, kin
         driver(rig.sink).commit(epoch, tuple(handles))
 
     commit(0, (1, "a", "insert", 1), (2, "b", "insert", 1))
-    commit(1, (5, "a", "update_postimage", 2), (1, "a", "update_preimage", 2), (2, "c", "update_postimage", 2), LATE)
+    commit(1, (5, "a", after, 2), (1, "a", before, 2), (2, "c", after, 2), (2, "b", before, 2))
     assert rig.rows() == {5: "a", 2: "c"}
     if sequence:
-        commit(2, (5, "d", "update_postimage", 3), (5, "a", "update_preimage", 3), (5, "d", "update_preimage", 4))
+        commit(2, (5, "d", after, 3), (5, "a", before, 3), (5, "d", before, 4))
         assert rig.rows() == {2: "c"}
 
 
@@ -529,16 +527,19 @@ def test_a_changelog_in_many_epochs_gives_the_same_table_as_a_plain_replay(tmp_p
 
 
 @KINDS
-def test_rows_that_only_say_what_was_there_before_change_nothing(tmp_path, kind):
-    """Also where a task has no others."""
+def test_a_row_before_a_change_and_the_one_after_it_may_be_of_other_batches_tasks_and_epochs(tmp_path, kind):
     rig = Rig(kind, tmp_path)
-    rig.commit(0, (1, "a", "c"))
-    assert rig.prepared(1, rig.batch([(1, "a", "-U")])) is None
+    rig.commit(0, (1, "a", "c"), (2, "b", "c"))
     with rig.sink.begin(Attempt(JOB, 1, 1, 0)) as transaction:
         transaction.write(rig.batch([(1, "a", "-U")]))
-        transaction.write(rig.batch([(1, "b", "+U")]))
-        driver(rig.sink).commit(1, (transaction.prepare(),))
-    assert rig.rows() == {1: "b"}
+        transaction.write(rig.batch([(1, "a1", "+U")]))
+        before, after = rig.batch([(2, "b", "-U")]), rig.batch([(2, "b1", "+U")])
+        driver(rig.sink).commit(1, (rig.prepared(1, after), transaction.prepare(), rig.prepared(1, before, 2)))
+    assert rig.rows() == {1: "a1", 2: "b1"}
+    rig.commit(2, (1, "a1", "-U"))
+    assert rig.rows() == {2: "b1"}
+    rig.commit(3, (3, "a1", "+U"))
+    assert rig.rows() == {2: "b1", 3: "a1"}
 
 
 @KINDS
