@@ -24,8 +24,9 @@ def check_one_column(rows: pa.Schema, name: str, where: str) -> None:
 def deleted_rows(batch: pa.RecordBatch, column: str, where: str) -> pa.BooleanArray:
     """For each row whether it is deleted, by this column.
 
-    Null: it is what was there before a change, and deleted unless a row of the same key takes its place. Raises UsageError for a
-    null, and for a value that no change type has.
+    Null: it is what was there before a change, and deleted unless a row of the same key takes its place.
+
+    Raises UsageError for a null, and for a value that no change type has.
     """
     kinds = batch.column(column)
     if types.is_boolean(kinds.type):

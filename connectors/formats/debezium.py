@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from headrace.connectors.base.nested import without_views
 from headrace.enumerator.errors import UsageError
 
 _PARTS = ("before", "after", "op")
@@ -18,16 +23,27 @@ _OF_ROWS = ("c", "r", "u", "d")
 _CODES = {"snapshot": "r", "insert": "c", "update": "u", "delete": "d", "truncate": "t"}
 _ABOUT_CHANGES = ("_op", "_lsn", "_xid", "_committed_at", "_table", "_unchanged", "_before")
 _UNAVAILABLE = "__debezium_unavailable_value"
+_MARKS = (
+    _UNAVAILABLE,
+    base64.b64encode(_UNAVAILABLE.encode()).decode(),  # of bytes, in JSON
+    _UNAVAILABLE.encode().hex(),
+    json.dumps({_UNAVAILABLE: _UNAVAILABLE}, separators=(",", ":")),  # of hstore
+    str(uuid.UUID(bytes=hashlib.md5(_UNAVAILABLE.encode(), usedforsecurity=False).digest(), version=3)),  # in lists of them
+)
+"""The texts that it becomes."""
 
 
 def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The rows that changes are about: the fields of `value.after`, of a delete those of `value.before`, and `op`. A field that
     only `after` has is null in a delete.
 
+    Ahead of an update is the row before it, where `before` is there, with the `op` `-U`: sinks delete it if the update has
+    another key. A value that the log leaves out (`__debezium_unavailable_value`) is that of `before`.
+
     `value` is a struct with before, after and op, as a format of `headrace.formats` decodes it; the batch's other columns stay,
     such as `offset`. Records without a value (tombstones after a delete) are left out. Raises UsageError for another `value`,
-    for a change that is of no row (`t`, a truncated table; `m`, a message), and for a field that is named as another column.
-    A function of a `Pipeline`.
+    for a change that is of no row (`t`, a truncated table; `m`, a message), for a field that is named as another column, and
+    for a value that neither `after` nor `before` has. A function of a `Pipeline`.
     """
     place = batch.schema.get_field_index("value")
     kind = batch.schema.field(place).type if place >= 0 else None
@@ -43,7 +59,15 @@ def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
     known = pc.fill_null(pc.is_in(op, pa.array(_OF_ROWS)), fill_value=False)
     if not pc.all(known, min_count=0).as_py():
         raise UsageError(f"a change of Debezium is c, r, u or d, and this one is {op.filter(pc.invert(known))[0].as_py()!r}")
-    columns = {field.name: _either(after, before, field.name) for field in after.type} | {"op": op}
+    replaced = pc.and_(pc.equal(op, "u"), pc.is_valid(before)).to_numpy(zero_copy_only=False)
+    places = np.repeat(np.arange(rows.num_rows), np.where(replaced, 2, 1))
+    if len(places) > rows.num_rows:
+        rows = without_views(rows).take(pa.array(places))
+        before, after, op = (part.take(pa.array(places)) for part in (before, after, op))
+    is_before = pa.array(np.diff(places, append=-1) == 0)
+    is_old = pc.or_(is_before, pc.is_null(after))
+    columns = {field.name: _value(after, before, is_old, field.name) for field in after.type}
+    columns["op"] = pc.if_else(is_before, "-U", op)
     others = [name for name in batch.schema.names if name != "value"]
     twice = sorted(set(others) & columns.keys())
     if twice or "op" in [field.name for field in after.type]:
@@ -53,16 +77,57 @@ def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns | {name: rows.column(name) for name in others})
 
 
-def _either(after: pa.StructArray, before: pa.Array, name: str) -> pa.Array:
-    """A field of `after`, or where that is null, of `before`, which may have fewer."""
+def _value(after: pa.StructArray, before: pa.Array, is_old: pa.BooleanArray, name: str) -> pa.Array:
+    """A field of `after`, or of `before`, which may have fewer: in old rows, and where the log leaves it out after a change."""
     new = pc.struct_field(after, name)
-    if not types.is_struct(before.type) or before.type.get_field_index(name) < 0:
-        return new
-    old = pc.struct_field(before, name)
+    has_old = types.is_struct(before.type) and before.type.get_field_index(name) >= 0
+    old = pc.struct_field(before, name) if has_old else pa.nulls(len(new), new.type)
     try:
-        return pc.if_else(pc.is_valid(after), new, old if old.type == new.type else old.cast(new.type))
+        same = old if old.type == new.type else old.cast(new.type)
+        value = pc.if_else(is_old, same, new)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise UsageError(f"field {name!r} is {old.type} before a change and {new.type} after it: {error}") from error
+    left_out = _is_left_out(value)
+    if not pc.any(left_out, min_count=0).as_py():
+        return value
+    value = pc.if_else(left_out, same, value)
+    if pc.any(pc.and_(left_out, pc.or_(pc.is_null(value), _is_left_out(value)))).as_py():
+        raise UsageError(
+            f"field {name!r} of a change is large and as before, so that the log leaves it out ({_UNAVAILABLE}), and 'before' "
+            "does not have it: have all values in the log (REPLICA IDENTITY FULL), or ask the source for rows without this field"
+        )
+    return value
+
+
+def _is_left_out(column: pa.Array) -> pa.BooleanArray:
+    """Which values are Debezium's marks, in any of its forms; never null."""
+    kind = column.type
+    if types.is_dictionary(kind):
+        return _is_left_out(column.cast(kind.value_type))
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        found = pc.is_in(column.cast(pa.large_string()), pa.array(_MARKS, pa.large_string()))
+    elif types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+        found = pc.equal(column.cast(pa.large_binary()), pa.scalar(_UNAVAILABLE.encode(), pa.large_binary()))
+    elif types.is_map(kind) and types.is_string(kind.key_type) and types.is_string(kind.item_type):
+        found = pc.equal(pc.map_lookup(column, pa.scalar(_UNAVAILABLE), "first"), _UNAVAILABLE)
+    elif types.is_list(kind) or types.is_large_list(kind):
+        return _are_left_out(column)
+    else:
+        return pa.repeat(pa.scalar(value=False), len(column))
+    return pc.fill_null(found, fill_value=False)
+
+
+def _are_left_out(lists: pa.Array) -> pa.BooleanArray:
+    """Of lists: the mark alone in one, or each byte of it as a number."""
+    kind, sizes = lists.type.value_type, pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    is_number = types.is_integer(kind) or types.is_floating(kind)
+    found = sizes == (len(_UNAVAILABLE) if is_number else 1)
+    likely = lists.filter(pa.array(found))
+    if is_number:
+        found[found] = [each == [*_UNAVAILABLE.encode()] for each in likely.to_pylist()]
+    else:
+        found[found] = _is_left_out(pc.list_flatten(likely)).to_numpy(zero_copy_only=False)
+    return pa.array(found)
 
 
 def debezium_envelope(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:

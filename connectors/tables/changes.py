@@ -88,7 +88,7 @@ class Changes:
         return deleted_rows(batch, self.change_type, where)
 
     def staged(self, batch: pa.RecordBatch, deleted: pa.BooleanArray, schema: pa.Schema, where: str) -> pa.RecordBatch:
-        """Rows, of which `deleted` is given, as a task stores them: columns of `table_columns`, what is deleted, and the sequence.
+        """Rows as a task stores them: columns of `table_columns`, what is `deleted`, and the sequence.
 
         Raises UsageError for a null in a key or sequence, and in a column of a row that is not deleted, where the table allows
         none.

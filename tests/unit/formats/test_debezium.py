@@ -36,7 +36,8 @@ def change(op, before=None, after=None):
 def test_a_change_is_the_row_after_it_or_of_a_delete_the_row_before():
     made = debezium_changes(batch(change("c", None, (1, "a")), change("u", (1, "a"), (1, None)), change("d", (1, "b")), None))
     assert made.schema.names == ["id", "name", "op", "offset"]
-    assert [tuple(row.values()) for row in made.to_pylist()] == [(1, "a", "c", 0), (1, None, "u", 1), (1, "b", "d", 2)]
+    rows = [(1, "a", "c", 0), (1, "a", "-U", 1), (1, None, "u", 1), (1, "b", "d", 2)]
+    assert [tuple(row.values()) for row in made.to_pylist()] == rows
     assert debezium_changes(batch(None)).num_rows == 0
 
 
@@ -94,14 +95,54 @@ def test_a_changelog_becomes_a_table_without_an_engine(tmp_path, made):
     sink, rows = made(tmp_path)
     with FakeKafka() as kafka:
         kafka.create_topic("changes", partitions=1)
-        one, two, renamed = {"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 1, "name": "c"}
-        for before, after, op in [(None, one, "c"), (None, two, "r"), (one, renamed, "u"), (two, None, "d")]:
+        one, two, renamed, moved = (
+            {"id": 1, "name": "a"},
+            {"id": 2, "name": "b"},
+            {"id": 1, "name": "c"},
+            {"id": 3, "name": "c"},
+        )
+        changes = [(None, one, "c"), (None, two, "r"), (one, renamed, "u"), (two, None, "d"), (renamed, moved, "u")]
+        for before, after, op in changes:
             kafka.append("changes", json.dumps({"before": before, "after": after, "op": op}).encode())
         kafka.append("changes", NewRecord(None))
         columns, value = ["value", "offset"], JsonFormat(ENVELOPE)
         source = KafkaSource(kafka.bootstrap, topics=["changes"], stop=Latest(), columns=columns, value=value)
         Pipeline(source, sink, debezium_changes).run(checkpoints=str(tmp_path / "checkpoints"), interval_s=0.2)
-    assert rows() == [(1, "c", 2)]
+    assert rows() == [(3, "c", 4)]
+
+
+MARK = "__debezium_unavailable_value"
+MARKS = {
+    "text": (MARK, "a", pa.string()),
+    "bytes": (MARK.encode(), b"a", pa.binary()),
+    "bytes as JSON has them": ("X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ==", "YQ==", pa.large_string()),
+    "texts": ([MARK], ["a", MARK], pa.list_(pa.string())),
+    "bytes in a list": ([MARK.encode()], [], pa.list_(pa.binary())),
+    "numbers": ([*MARK.encode()], [1, 2], pa.list_(pa.int32())),
+    "UUIDs": (["b68a35a7-17ad-35b3-af2a-ae46edb4545a"], ["00000000-0000-0000-0000-00000000000a"], pa.list_(pa.string())),
+    "hstore": ([(MARK, MARK)], [("a", None)], pa.map_(pa.string(), pa.string())),
+    "hstore as JSON": (f'{{"{MARK}":"{MARK}"}}', "{}", pa.string()),
+}
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_a_value_that_the_log_leaves_out_is_that_of_before_or_refused(name):
+    mark, value, kind = MARKS[name]
+    row = pa.struct([("id", pa.int64()), ("doc", kind)])
+    old, after, new = {"id": 1, "doc": value}, {"id": 1, "doc": mark}, {"id": 2, "doc": value}
+
+    def made(*changes):
+        values = [dict(zip(("before", "after", "op"), each, strict=True)) for each in changes]
+        envelope = pa.struct([("before", row), ("after", row), ("op", pa.string())])
+        return debezium_changes(pa.record_batch({"value": pa.array(values, envelope)})).to_pylist()
+
+    found = made((None, new, "c"), (old, after, "u"), (None, {"id": 3, "doc": None}, "u"))
+    assert [(each["id"], each["doc"], each["op"]) for each in found] == [
+        (2, value, "c"), (1, value, "-U"), (1, value, "u"), (3, None, "u"),
+    ]  # fmt: skip
+    for before in (None, {"id": 1, "doc": None}, after):
+        with pytest.raises(UsageError, match="field 'doc' of a change is large and as before"):
+            made((None, new, "c"), (before, after, "u"))
 
 
 CHANGES = pa.schema(
