@@ -94,7 +94,7 @@ def _value(after: pa.StructArray, before: pa.Array, is_old: pa.BooleanArray, nam
     if pc.any(pc.and_(left_out, pc.or_(pc.is_null(value), _is_left_out(value)))).as_py():
         raise UsageError(
             f"field {name!r} of a change is large and as before, so that the log leaves it out ({_UNAVAILABLE}), and 'before' "
-            "does not have it: have all values in the log (REPLICA IDENTITY FULL), or ask the source for rows without this field"
+            "does not have it: have all values in the log (REPLICA IDENTITY FULL), or ask the source for fewer fields"
         )
     return value
 
