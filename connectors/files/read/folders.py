@@ -30,6 +30,7 @@ _AWAY = (errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.E
 _REFUSED = re.compile(r"Credential|ACCESS_DENIED|AccessDenied|Forbidden")
 """What clients of stores say where no right is, in names of errors or in texts."""
 _ITSELF = "./"
+_PART = 1 << 20
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 """Where fsspec's filesystems have the time of a file."""
 
@@ -65,8 +66,8 @@ class Folder(ABC):
         """Remove a file."""
 
     @abstractmethod
-    def move(self, path: str, folder: str) -> None:
-        """Put a file under the same path below `folder`, in place of what is there."""
+    def move(self, path: str, target: str) -> None:
+        """Give a file this whole path, where none is. It is whole in one of both places, or in both if this process dies."""
 
 
 def open_folder(path: str, options: Mapping[str, Any], filesystem: Any) -> Folder:  # noqa: ANN401 - of two libraries
@@ -88,6 +89,34 @@ def open_folder(path: str, options: Mapping[str, Any], filesystem: Any) -> Folde
 def _itself(path: str) -> str:
     """The path below itself of a file that is given in place of a folder: no other path starts so."""
     return _ITSELF + path.rsplit("/", 1)[-1]
+
+
+def archive(folder: Folder, file: FoundFile, archived: Folder, target: str) -> None:
+    """Put a file under its path below `target`, which is the folder `archived`, or where another file is, under its time.
+
+    A file there with the same content is of a move that this one continues. Raises PeerError if both names are taken.
+    """
+    path = file.path.removeprefix(_ITSELF)
+    parent, name = os.path.split(path)
+    stem, dot, ending = name.partition(".")
+    for each in (path, os.path.join(parent, f"{stem}-{file.modified_ns}{dot}{ending}")):
+        try:
+            there = archived.find(each)
+        except FileNotFoundError:
+            folder.move(file.path, f"{target.rstrip('/')}/{each}")
+            return
+        if there.size == file.size and _are_same(folder.open(file.path), archived.open(each)):
+            folder.delete(file.path)
+            return
+    raise PeerError(f"{target} has other files of its name: move them away")
+
+
+def _are_same(one: pa.NativeFile, other: pa.NativeFile) -> bool:
+    with one, other:
+        while (part := one.read(_PART)) == other.read(_PART):
+            if not part:
+                return True
+    return False
 
 
 def is_hidden(name: str) -> bool:
@@ -159,11 +188,18 @@ class _LocalFolder(Folder):
         with _translated(self._path(path), _of_the_system):
             os.unlink(self._path(path))
 
-    def move(self, path: str, folder: str) -> None:
-        target = os.path.normpath(os.path.join(folder, path))
+    def move(self, path: str, target: str) -> None:
         with _translated(self._path(path), _of_the_system):
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            shutil.move(self._path(path), target)
+            try:
+                os.rename(self._path(path), target)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                copy = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}")
+                shutil.copy2(self._path(path), copy)
+                os.replace(copy, target)
+                os.unlink(self._path(path))
 
     def _path(self, path: str) -> str:
         return self._root if path.startswith(_ITSELF) else os.path.join(self._root, path)
@@ -189,10 +225,6 @@ class _RemoteFolder(Folder):
 
     def _relative(self, full: str) -> str:
         return full.removeprefix(self._root).removeprefix("/") or _itself(full)  # a key of a store may have two slashes
-
-    @staticmethod
-    def _below(folder: str, path: str) -> str:
-        return f"{folder}/{path.removeprefix(_ITSELF)}"
 
     def _chosen(self, files: Iterator[FoundFile], skipped: Collection[int]) -> list[FoundFile]:
         return [file for file in files if file.size and hash(file) not in skipped and not self._hides(file.path)]
@@ -235,8 +267,8 @@ class _FsspecFolder(_RemoteFolder):
         with _translated(self._path(path), _of_a_store):
             self._filesystem.rm_file(self._path(path))
 
-    def move(self, path: str, folder: str) -> None:
-        target = self._below(self._filesystem._strip_protocol(folder), path)
+    def move(self, path: str, target: str) -> None:
+        target = self._filesystem._strip_protocol(target)
         with _translated(self._path(path), _of_a_store):
             with suppress(Exception):  # a store without folders
                 self._filesystem.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
@@ -275,8 +307,7 @@ class _ArrowFolder(_RemoteFolder):
         with _translated(self._path(path), _of_a_store):
             self._filesystem.delete_file(self._path(path))
 
-    def move(self, path: str, folder: str) -> None:
-        target = self._below(folder, path)
+    def move(self, path: str, target: str) -> None:
         with _translated(self._path(path), _of_a_store):
             self._filesystem.create_dir(target.rsplit("/", 1)[0])
             self._filesystem.move(self._path(path), target)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from headrace.connectors.base.arguments import names
 from headrace.connectors.files.read.columns import BadRecords, Columns, digest_of, partition_schema
 from headrace.connectors.files.read.cursor import age_order
-from headrace.connectors.files.read.folders import Folder, FoundFile, open_folder
+from headrace.connectors.files.read.folders import Folder, FoundFile, archive, open_folder
 from headrace.connectors.files.read.formats import ReadFormat
 from headrace.connectors.files.read.split import FileSplit, shown
 from headrace.connectors.files.store import TABLES, given_path, is_local
@@ -186,7 +186,8 @@ class FilePlan:
         """Archive or delete the files, if that is asked for. What fails is logged, and the file stays."""
         if self.after_read is None:
             return
-        folder = self.folder()
+        folder, target = self.folder(), self.after_read.removeprefix(_ARCHIVE)
+        archived = open_folder(target, self.storage_options, self.filesystem)
         for split in splits:
             try:
                 now = folder.find(split.path)
@@ -195,7 +196,7 @@ class FilePlan:
                 elif self.after_read == "delete":
                     folder.delete(split.path)
                 else:
-                    folder.move(split.path, self.after_read.removeprefix(_ARCHIVE))
+                    archive(folder, now, archived, target)
             except FileNotFoundError:
                 pass  # done before
             except HeadraceError as error:

@@ -1,11 +1,14 @@
 """Which files are found: each once, whenever it appears, by a cursor that stays small."""
 
+import errno
 import itertools
 import json
 import logging
 import os
 import pickle
 import random
+import re
+import shutil
 import time
 from contextlib import closing
 from pathlib import Path
@@ -417,6 +420,47 @@ def test_a_store_archives(tmp_path):
     again = FileSource(f"{root}/done/a/1", format="text", after_read=f"archive:{root}/old")
     assert run_to_end(again)[0] == ["x"]
     assert memory.exists(f"{root}/old/1")
+
+
+@pytest.mark.parametrize("store", ["disk", "memory", "arrow"])
+def test_an_archived_file_is_not_lost_to_a_later_one_of_its_name(tmp_path, store):
+    """Neither if the move of one was interrupted between its copy and its removal."""
+    root = f"memory://{uuid4().hex}" if store == "memory" else str(tmp_path)
+    files = fsspec.filesystem("memory" if store == "memory" else "file")
+    given = {"filesystem": arrow_fs.LocalFileSystem()} if store == "arrow" else {}
+    source = FileSource(f"{root}/in", format="text", after_read=f"archive:{root}/done", **given)
+
+    def archived(content):
+        files.makedirs(f"{root}/in/day=1", exist_ok=True)
+        files.pipe(f"{root}/in/day=1/a.b.txt", content)
+        splits, _ = found(FileSource(f"{root}/in", format="text", **given))
+        source.splits_finished(splits)
+        assert files.find(f"{root}/in") == []
+        return sorted(files.cat(path) for path in files.find(f"{root}/done"))
+
+    assert archived(b"1\n") == [b"1\n"]
+    assert archived(b"1\n") == [b"1\n"], "the second is the first, after a copy that no removal followed"
+    assert archived(b"2\n") == [b"1\n", b"2\n"]
+    assert archived(b"three\n") == [b"1\n", b"2\n", b"three\n"]
+    assert all(re.search(r"done/day=1/a(-\d+)?\.b\.txt$", path) for path in files.find(f"{root}/done"))
+
+
+def test_a_file_is_archived_on_another_disk(tmp_path, monkeypatch):
+    """A copy that is not whole has no name that readers see."""
+
+    def rename(*_):
+        raise OSError(errno.EXDEV, "another disk")
+
+    monkeypatch.setattr(os, "rename", rename)
+    write(tmp_path / "in" / "1", NOW_S)
+    source = source_of(tmp_path / "in", watch=False, after_read=f"archive:{tmp_path / 'done'}")
+    monkeypatch.setattr(shutil, "copyfile", lambda *_, **__: (tmp_path / "done" / ".1").write_text("half") and rename())
+    assert run_to_end(source)[0] == ["x"]
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [".1", "1"]
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "rename", rename)
+    assert run_to_end(source)[0] == ["x"]
+    assert [(path.parent.name, path.stat().st_mtime) for path in tmp_path.rglob("*") if path.is_file()] == [("done", NOW_S)]
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------------
