@@ -51,6 +51,7 @@ _NOT_COMMITTED = "Unsupported table features"
 """What `deltalake` says of a table whose features it does not write, by the same error as of a commit that came too late."""
 _FORKED = "Forked process detected"
 
+_CONSTRAINT = "delta.constraints."
 _PROPERTIES = {
     "delta.columnMapping.mode": "the names of its columns in files are others (column mapping)",
     "delta.setTransactionRetentionDuration": "it forgets what jobs have committed (delta.setTransactionRetentionDuration)",
@@ -190,6 +191,8 @@ class _LoadedDelta(LoadedTable):
         self._table, self._uri = table, uri
         self._metadata = table.metadata()
         self._schema = pa.schema(table.schema().to_arrow())
+        # Delta compares both without regard to case, and keeps them as they were given.
+        self._properties = {name.lower(): (value or "").lower() for name, value in self._metadata.configuration.items()}
 
     @property
     def id(self) -> str:
@@ -205,7 +208,7 @@ class _LoadedDelta(LoadedTable):
 
     @property
     def files(self) -> FileLayout:
-        return _DeltaFiles(self.partitioning, self._schema, _indexed(self._metadata.configuration))
+        return _DeltaFiles(self.partitioning, self._schema, _indexed(self._properties))
 
     @property
     def version(self) -> object:
@@ -216,11 +219,10 @@ class _LoadedDelta(LoadedTable):
             raise UsageError(f"{self._uri}: headrace cannot write to this table: {why}")
 
     def check_rewritable(self) -> None:
-        protocol, properties = self._table.protocol(), self._metadata.configuration
         for name, why in _NOT_REWRITTEN.items():
-            if properties.get(name) == "true":
+            if self._properties.get(name.lower()) == "true":
                 raise UsageError(f"{self._uri}: headrace cannot replace rows of this table: {why} ({name})")
-        if "deletionVectors" in (protocol.reader_features or ()):
+        if "deletionVectors" in (self._table.protocol().reader_features or ()):
             raise UsageError(f"{self._uri}: headrace cannot replace rows of this table: it has deletion vectors")
 
     def marker(self, job: str) -> JobMarker | None:
@@ -279,15 +281,15 @@ class _LoadedDelta(LoadedTable):
         return any(path.as_py() in paths for path in added)
 
     def _obstacles(self) -> Iterator[str]:
-        protocol, properties = self._table.protocol(), self._metadata.configuration
-        unknown = set(protocol.writer_features or ()) - _WRITTEN_AS_ASKED - _WRITTEN_IF_UNUSED
+        unknown = set(self._table.protocol().writer_features or ()) - _WRITTEN_AS_ASKED - _WRITTEN_IF_UNUSED
         if unknown:
             yield f"it uses {', '.join(sorted(unknown))}"
-        for name, value in properties.items():
-            if name.startswith("delta.constraints."):
-                yield f"its rows have to satisfy {name.removeprefix('delta.constraints.')!r}"
-            if name in _PROPERTIES and value not in (None, "none", "false"):
-                yield _PROPERTIES[name]
+        for name in self._metadata.configuration:
+            if name.lower().startswith(_CONSTRAINT):
+                yield f"its rows have to satisfy {name[len(_CONSTRAINT) :]!r}"
+        for name, why in _PROPERTIES.items():
+            if self._properties.get(name.lower(), "") not in ("", "none", "false"):
+                yield why
         for column in self._table.schema().fields:
             for key in _OF_COLUMNS:
                 if key in column.metadata:
@@ -388,8 +390,8 @@ class _BytesFile:
 
 def _indexed(properties: Mapping[str, str]) -> int | None:
     """Of how many columns a file has statistics; None for all. What the table wants and is missing, readers take for null."""
-    number = int(properties.get("delta.dataSkippingNumIndexedCols") or _INDEXED)
-    return None if number < 0 or "delta.dataSkippingStatsColumns" in properties else number
+    number = int(properties.get("delta.dataskippingnumindexedcols") or _INDEXED)
+    return None if number < 0 or "delta.dataskippingstatscolumns" in properties else number
 
 
 def _paths_without(files: pa.Table, keys: pa.Table) -> frozenset[str]:

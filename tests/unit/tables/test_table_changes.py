@@ -343,10 +343,11 @@ def test_keys_that_cannot_be_compared_are_refused():
         Changes(("op",), (), "op")
 
 
+@pytest.mark.parametrize("value", ["true", "True", "TRUE"])
 @pytest.mark.parametrize("name", ["delta.appendOnly", "delta.enableChangeDataFeed"])
-def test_tables_whose_rows_may_not_be_replaced_are_refused(tmp_path, name):
+def test_tables_whose_rows_may_not_be_replaced_are_refused(tmp_path, name, value):
     schema = pa.schema([field for field in ROWS if field.name != "op"])
-    DeltaTable.create(f"{tmp_path}/table", schema=schema, configuration={name: "true"})
+    DeltaTable.create(f"{tmp_path}/table", schema=schema, configuration={name: value})
     rig = Rig("delta", tmp_path)
     with pytest.raises(UsageError, match=f"cannot replace rows of this table: .* \\({name}\\)"):
         rig.commit(0, (1, "a", "c"))

@@ -596,6 +596,8 @@ def test_a_null_where_none_may_be(tmp_path):
 @pytest.mark.parametrize(("properties", "why"), [
     ({"delta.constraints.positive": "value > 0"}, "satisfy 'positive'"),
     ({"delta.setTransactionRetentionDuration": "interval 1 days"}, "forgets what jobs have committed"),
+    ({"delta.settransactionretentionduration": "interval 1 days"}, "forgets what jobs have committed"),
+    ({"DELTA.randomizeFilePrefixes": "True"}, "wants its files under random names"),
 ])  # fmt: skip
 def test_tables_that_ask_for_more_are_refused(tmp_path, properties, why):
     DeltaTable.create(str(tmp_path / "table"), schema=VALUES, configuration=properties, raise_if_key_not_exists=False)
