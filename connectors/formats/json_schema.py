@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote, urldefrag
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -67,7 +68,20 @@ class JsonSchemaFormat(ValueFormat):
         """As `ValueFormat` says. Bad: what is not one JSON value in UTF-8, and what does not fit the type."""
         binary = as_binary(values)
         # with an end, as Arrow counts too much space without one
-        return self._values.decode(pc.binary_slice(binary, self._header_bytes, _LONGEST) if self._header_bytes else binary)
+        texts = pc.binary_slice(binary, self._header_bytes, _LONGEST) if self._header_bytes else binary
+        decoded = self._values.decode(texts)
+        return self._with_integers(texts, decoded) if decoded.bad else decoded
+
+    def _with_integers(self, texts: pa.Array, decoded: DecodedValues) -> DecodedValues:
+        """JSON Schema counts numbers such as `1.0` and `1e3` as integers."""
+        found = {each.row: self._values.with_integers(texts[each.row].as_py()) for each in decoded.bad}
+        respelled = {row: text for row, text in found.items() if text is not None}
+        again = self._values.decode(pa.array(respelled.values(), pa.binary()))
+        places = np.arange(len(texts))
+        places[[*respelled]] = len(texts) + np.arange(len(respelled))
+        refused = {[*respelled][each.row] for each in again.bad} | (found.keys() - respelled.keys())
+        values = pa.concat_arrays([decoded.values, again.values]).take(pa.array(places))
+        return DecodedValues(values, [each for each in decoded.bad if each.row in refused])
 
     def encode(self, values: pa.Array) -> pa.Array:
         """As `ValueFormat` says. A null is written where the schema allows it, and is left out where it does not.

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from struct import pack
 from typing import Any, TypeAlias
@@ -173,7 +173,7 @@ class JsonFormat(ValueFormat):
 
     def _with_numbers(self, text: bytes) -> bytes:
         """With what Arrow's reader takes for a number in place of its string; as it is if Python finds a fault."""
-        return text if self._fault(text) else _respelled(_OF_DIGITS.decode(text.decode()), self._type).encode()
+        return text if self._fault(text) else _respelled(_OF_DIGITS.decode(text.decode()), self._type, _NOT_FINITE).encode()
 
     def _suspects(self, texts: pa.Array) -> Iterable[int]:
         """Rows that do not look like JSON, or whose fields may not fit: most of the bad ones, and few others."""
@@ -199,10 +199,14 @@ class JsonFormat(ValueFormat):
         found = zip(rows, map(self._fault, texts.take(pa.array(rows, pa.int64())).to_pylist()), strict=True)
         return {row: reason for row, reason in found if reason is not None}
 
-    def _fault(self, text: bytes) -> str | None:
+    def with_integers(self, text: bytes) -> bytes | None:
+        """A value with digits for integers that are written as `1.0` or `1e3`; None if it does not fit the type then, either."""
+        return None if self._fault(text, _OF_WHOLE) else _respelled(_OF_DIGITS.decode(text.decode()), self._type, {}).encode()
+
+    def _fault(self, text: bytes, decoder: json.JSONDecoder | None = None) -> str | None:
         """Why this is not a JSON value, or does not fit the type, as far as Python finds; without quoting it."""
         try:
-            parsed = _loaded(text.decode(), self._decoder)
+            parsed = _loaded(text.decode(), decoder or self._decoder)
         except UnicodeDecodeError:
             return _NOT_UTF8
         except json.JSONDecodeError as error:
@@ -391,19 +395,33 @@ class _Digits(str):
     __slots__ = ()
 
 
+def _whole(number: str) -> int | float:
+    """An integer if it is one, whose every digit is kept; a float otherwise, also of what no integer of 64 bits is."""
+    try:
+        exact = Decimal(number)
+    except ArithmeticError:
+        return float(number)
+    if not exact:
+        return 0
+    return int(exact) if 0 <= exact.adjusted() < _MOST_DIGITS and exact == int(exact) else float(number)
+
+
 _OF_DIGITS = json.JSONDecoder(parse_int=_Digits, parse_float=_Digits)
+_OF_WHOLE = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_whole, object_pairs_hook=_object)
 
 
-def _respelled(value: Any, kind: pa.DataType) -> str:  # noqa: ANN401 - JSON
-    """The fields of the type, as JSON whose floats that are not finite are numbers."""
+def _respelled(value: Any, kind: pa.DataType, floats: Mapping[str, str]) -> str:  # noqa: ANN401 - JSON
+    """The fields of the type, as JSON whose integers are digits, and with what is in the place of texts that are floats."""
     if pa.types.is_struct(kind) and isinstance(value, dict):
-        fields = (f"{_quoted(each.name)}:{_respelled(value[each.name], each.type)}" for each in kind if each.name in value)
+        fields = (
+            f"{_quoted(each.name)}:{_respelled(value[each.name], each.type, floats)}" for each in kind if each.name in value
+        )
         return "{" + ",".join(fields) + "}"
     if _is_list(kind) and isinstance(value, list):
-        return "[" + ",".join(_respelled(each, kind.value_type) for each in value) + "]"
+        return "[" + ",".join(_respelled(each, kind.value_type, floats) for each in value) + "]"
     if isinstance(value, _Digits):
-        return value
-    return _NOT_FINITE[value] if pa.types.is_floating(kind) and value in _NOT_FINITE else json.dumps(value)
+        return str(_whole(value)) if pa.types.is_integer(kind) else value
+    return floats[value] if pa.types.is_floating(kind) and value in floats else json.dumps(value)
 
 
 def _check(kind: pa.DataType, path: str) -> _Check:

@@ -152,6 +152,23 @@ def test_numbers_that_json_does_not_have_are_refused_and_a_zero_keeps_its_sign()
     assert (str(others.values.to_pylist()), others.bad) == ("[{'a': nan, 'b': [-inf], 'c': 'NaN'}]", [])
 
 
+def test_whole_numbers_are_integers_however_they_are_written_and_keep_each_digit():
+    there = made(obj(a=INTEGER, b={"type": "array", "items": obj(c=INTEGER)}, d={"type": "number"}, e={"type": "string"}))
+    values = {
+        b'{"a": 1.0}': 1, b'{"a": 1e3}': 1000, b'{"a": -12.50E1}': -125, b'{"a": 0.0e5}': 0, b'{"a": 7}': 7,
+        b'{"a": 9007199254740993.0}': 2**53 + 1, b'{"a": 9223372036854775807.000}': 2**63 - 1,
+    }  # fmt: skip
+    bad = [b'{"a": 1.5}', b'{"a": 9223372036854775808.0}', b'{"a": 1e999999999}', b'{"a": 1e-999999999}', b'{"a": "1.0"}']
+    bad += [b'{"a": 1.0, "a": 2}', b'{"a": 1.0} x', b'{"a": 1.0, "d": NaN}', b'{"a": 1e99999999999999999999}', b'{"a": true}']
+    column, refused = there.decode(pa.array([*bad, *values]))
+    assert [each.row for each in refused] == [*range(len(bad))]
+    assert [row and row["a"] for row in column.to_pylist()] == [None] * len(bad) + [*values.values()]
+    text = '{"a": 2.0, "b": [{"c": 3.0}, {"c": null}], "d": "NaN", "e": "1.0 é \\ud83d\\ude00", "f": 1.5}'.encode()
+    assert str(there.decode(pa.array([text])).values[0].as_py()) == str(
+        {"a": 2, "b": [{"c": 3}, {"c": None}], "d": float("nan"), "e": "1.0 é 😀"}
+    )
+
+
 def test_what_confluents_serializer_writes_is_read_and_the_other_way_round(registry):
     confluent = SchemaRegistryClient({"url": registry.url})
     conf = {"auto.register.schemas": False, "use.latest.version": True}
