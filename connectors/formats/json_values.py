@@ -200,7 +200,7 @@ class JsonFormat(ValueFormat):
         return {row: reason for row, reason in found if reason is not None}
 
     def with_integers(self, text: bytes) -> bytes | None:
-        """A value with digits for integers that are written as `1.0` or `1e3`; None if it does not fit the type then, either."""
+        """A value with digits for integers that are written as `1.0` or `1e3`; None if it does not fit the type then."""
         return None if self._fault(text, _OF_WHOLE) else _respelled(_OF_DIGITS.decode(text.decode()), self._type, {}).encode()
 
     def _fault(self, text: bytes, decoder: json.JSONDecoder | None = None) -> str | None:
