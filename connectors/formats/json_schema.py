@@ -14,11 +14,10 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote, urldefrag
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.formats.json_values import JsonFormat
+from headrace.connectors.formats.json_values import WholeNumbers
 from headrace.connectors.formats.value_format import DecodedValues, ValueFormat, as_binary, field_tree
 from headrace.enumerator.errors import UsageError
 
@@ -52,7 +51,7 @@ class JsonSchemaFormat(ValueFormat):
         self._made_by = partial(JsonSchemaFormat, schema, references=references, fields=fields, header_bytes=header_bytes)
         documents = {"": _document(schema), **{name: _document(text) for name, text in (references or {}).items()}}
         self._node = _Reader(documents).node(documents[""], "", "", None if fields is None else field_tree(fields))
-        self._values = JsonFormat(self._node.kind)
+        self._values = WholeNumbers(self._node.kind)
         self._header_bytes = header_bytes
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -68,20 +67,7 @@ class JsonSchemaFormat(ValueFormat):
         """As `ValueFormat` says. Bad: what is not one JSON value in UTF-8, and what does not fit the type."""
         binary = as_binary(values)
         # with an end, as Arrow counts too much space without one
-        texts = pc.binary_slice(binary, self._header_bytes, _LONGEST) if self._header_bytes else binary
-        decoded = self._values.decode(texts)
-        return self._with_integers(texts, decoded) if decoded.bad else decoded
-
-    def _with_integers(self, texts: pa.Array, decoded: DecodedValues) -> DecodedValues:
-        """JSON Schema counts numbers such as `1.0` and `1e3` as integers."""
-        found = {each.row: self._values.with_integers(texts[each.row].as_py()) for each in decoded.bad}
-        respelled = {row: text for row, text in found.items() if text is not None}
-        again = self._values.decode(pa.array(respelled.values(), pa.binary()))
-        places = np.arange(len(texts))
-        places[[*respelled]] = len(texts) + np.arange(len(respelled))
-        refused = {[*respelled][each.row] for each in again.bad} | (found.keys() - respelled.keys())
-        values = pa.concat_arrays([decoded.values, again.values]).take(pa.array(places))
-        return DecodedValues(values, [each for each in decoded.bad if each.row in refused])
+        return self._values.decode(pc.binary_slice(binary, self._header_bytes, _LONGEST) if self._header_bytes else binary)
 
     def encode(self, values: pa.Array) -> pa.Array:
         """As `ValueFormat` says. A null is written where the schema allows it, and is left out where it does not.

@@ -17,6 +17,7 @@ from decimal import Decimal, InvalidOperation
 from struct import pack
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow_json
@@ -199,10 +200,6 @@ class JsonFormat(ValueFormat):
         found = zip(rows, map(self._fault, texts.take(pa.array(rows, pa.int64())).to_pylist()), strict=True)
         return {row: reason for row, reason in found if reason is not None}
 
-    def with_integers(self, text: bytes) -> bytes | None:
-        """A value with digits for integers that are written as `1.0` or `1e3`; None if it does not fit the type then."""
-        return None if self._fault(text, _OF_WHOLE) else _respelled(_OF_DIGITS.decode(text.decode()), self._type, {}).encode()
-
     def _fault(self, text: bytes, decoder: json.JSONDecoder | None = None) -> str | None:
         """Why this is not a JSON value, or does not fit the type, as far as Python finds; without quoting it."""
         try:
@@ -248,6 +245,28 @@ class JsonFormat(ValueFormat):
         if is_infinite(column) and is_infinite(column.filter(pc.invert(pc.match_substring_regex(texts, _SPELLED)))):
             raise pa.ArrowInvalid("a number is too large")
         return column.flatten()
+
+
+class WholeNumbers(JsonFormat):
+    """JSON values as a `JsonFormat` has them, with integers that may be written as `1.0` or `1e3`."""
+
+    def decode(self, values: pa.Array) -> DecodedValues:
+        """As `JsonFormat` has it; what is bad there is read again with digits in place of such integers."""
+        decoded = super().decode(values)
+        if not decoded.bad:
+            return decoded
+        found = {each.row: self._with_digits(as_binary(values)[each.row].as_py()) for each in decoded.bad}
+        respelled = {row: text for row, text in found.items() if text is not None}
+        again = super().decode(pa.array(respelled.values(), pa.binary()))
+        places = np.arange(len(values))
+        places[[*respelled]] = len(values) + np.arange(len(respelled))
+        refused = {[*respelled][each.row] for each in again.bad} | (found.keys() - respelled.keys())
+        column = pa.concat_arrays([decoded.values, again.values]).take(pa.array(places))
+        return DecodedValues(column, [each for each in decoded.bad if each.row in refused])
+
+    def _with_digits(self, text: bytes) -> bytes | None:
+        """None if it does not fit the type then, either."""
+        return None if self._fault(text, _OF_WHOLE) else _respelled(_OF_DIGITS.decode(text.decode()), self._type, {}).encode()
 
 
 def wide_decimals(schema: pa.Schema) -> pa.Schema | None:
