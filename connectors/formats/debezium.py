@@ -53,16 +53,17 @@ def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
             "Debezium's envelope is a column 'value' with before, after and op, of which after is a struct: decode it by a "
             "format of the source"
         )
-    rows = batch.filter(pc.is_valid(batch.column(place)))
+    rows = without_views(batch).filter(pc.is_valid(batch.column(place)))
     before, after, op = (pc.struct_field(rows.column("value"), part) for part in _PARTS)
     op = op.cast(pa.string())
     known = pc.fill_null(pc.is_in(op, pa.array(_OF_ROWS)), fill_value=False)
     if not pc.all(known, min_count=0).as_py():
         raise UsageError(f"a change of Debezium is c, r, u or d, and this one is {op.filter(pc.invert(known))[0].as_py()!r}")
-    replaced = pc.and_(pc.equal(op, "u"), pc.is_valid(before)).to_numpy(zero_copy_only=False)
-    places = np.repeat(np.arange(rows.num_rows), np.where(replaced, 2, 1))
+    has_old = any(_has(before.type, each.name) for each in after.type)
+    replaced = pc.and_(pc.equal(op, "u"), pc.is_valid(before) if has_old else pa.scalar(value=False))
+    places = np.repeat(np.arange(rows.num_rows), np.where(replaced.to_numpy(zero_copy_only=False), 2, 1))
     if len(places) > rows.num_rows:
-        rows = without_views(rows).take(pa.array(places))
+        rows = rows.take(pa.array(places))
         before, after, op = (part.take(pa.array(places)) for part in (before, after, op))
     is_before = pa.array(np.diff(places, append=-1) == 0)
     is_old = pc.or_(is_before, pc.is_null(after))
@@ -80,8 +81,7 @@ def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _value(after: pa.StructArray, before: pa.Array, is_old: pa.BooleanArray, name: str) -> pa.Array:
     """A field of `after`, or of `before`, which may have fewer: in old rows, and where the log leaves it out after a change."""
     new = pc.struct_field(after, name)
-    has_old = types.is_struct(before.type) and before.type.get_field_index(name) >= 0
-    old = pc.struct_field(before, name) if has_old else pa.nulls(len(new), new.type)
+    old = pc.struct_field(before, name) if _has(before.type, name) else pa.nulls(len(new), new.type)
     try:
         same = old if old.type == new.type else old.cast(new.type)
         value = pc.if_else(is_old, same, new)
@@ -97,6 +97,10 @@ def _value(after: pa.StructArray, before: pa.Array, is_old: pa.BooleanArray, nam
             "does not have it: have all values in the log (REPLICA IDENTITY FULL), or ask the source for fewer fields"
         )
     return value
+
+
+def _has(kind: pa.DataType, name: str) -> bool:
+    return bool(types.is_struct(kind) and kind.get_field_index(name) >= 0)
 
 
 def _is_left_out(column: pa.Array) -> pa.BooleanArray:

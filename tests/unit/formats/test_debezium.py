@@ -47,19 +47,22 @@ def test_a_change_is_the_row_after_it_or_of_a_delete_the_row_before():
         (pa.struct([("id", pa.int64())]), (1, None)),
         (pa.struct([("name", pa.string()), ("id", pa.int32())]), (1, "a")),
         (pa.null(), (None, None)),
+        (pa.struct([("other", pa.string())]), (None, None)),
     ],
-    ids=["keys alone", "another order and type", "nothing"],
+    ids=["keys alone", "another order and type", "nothing", "no field of it"],
 )
 def test_the_row_before_may_have_fewer_fields_than_the_one_after(before, row):
     """As a source gives it that is asked for some of the fields."""
     old = None if before == pa.null() else {"id": 1, "name": "a"}
     parts = [
-        pa.array([old, None], before),
-        pa.array([None, {"id": 2, "name": "b"}], ROW),
-        pa.array(["d", "c"]).dictionary_encode(),
+        pa.array([old, None, old], before),
+        pa.array([None, {"id": 2, "name": "b"}, {"id": 3, "name": "c"}], ROW),
+        pa.array(["d", "c", "u"]).dictionary_encode(),
     ]
     made = debezium_changes(pa.record_batch([pa.StructArray.from_arrays(parts, ["before", "after", "op"])], names=["value"]))
-    assert [tuple(each.values()) for each in made.to_pylist()] == [(*row, "d"), (2, "b", "c")]
+    assert [tuple(each.values()) for each in made.to_pylist()] == [
+        (*row, "d"), (2, "b", "c"), *([(*row, "-U")] if old and row != (None, None) else []), (3, "c", "u"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("op", ["t", None])
