@@ -227,9 +227,10 @@ class EmbeddedRun(Generic[SplitT]):
         if self._handed is None:
             return
         number, batch = self._handed
+        if batch.finished:  # what reader and coordinator know of its end belongs together
+            self._is_deciding, self._handed = True, None
         self._slots[number].progress.delivered(batch)
         if batch.finished:
-            self._is_deciding, self._handed = True, None
             self._decide(ev.SplitFinished(number, batch.split.split_id))
             self._decide(ev.SplitRequested(number))
         self._handed = None
@@ -297,13 +298,13 @@ class EmbeddedRun(Generic[SplitT]):
         while self._commands:
             try:
                 answer = self._carry_out(self._commands[0])
+                self._is_deciding = True
             except BaseException as error:
                 if isinstance(error, Exception) and not isinstance(error, MemoryError):
                     self._commands.popleft()  # the caller may go on with those behind it
                 else:
                     self._readers_are_behind = True
                 raise
-            self._is_deciding = True
             self._commands.popleft()
             if answer is not None:
                 self._decide(answer)

@@ -93,6 +93,26 @@ def test_a_batch_that_was_interrupted_on_its_way_is_given_again():
         assert sorted(values) == list("123456")
 
 
+def test_an_end_that_was_interrupted_on_its_way_to_the_coordinator_is_not_lost():
+    """Or the run waits for ever for a split that its reader has let go of."""
+    with EmbeddedRun(MemorySource(log_of(a="1"), bounded=True), clock=lambda: 0.0) as run:
+        progress = run._slots[0].progress
+        real = progress.delivered
+
+        def delivered(batch: Any) -> None:
+            real(batch)
+            raise KeyboardInterrupt
+
+        while (batch := run.poll(0.0)) is None or not batch.finished:
+            pass
+        progress.delivered = delivered
+        with pytest.raises(KeyboardInterrupt):
+            run.poll(0.0)
+        run.take_back(None)
+        with pytest.raises(StateError, match="continue with a new one, from its last checkpoint"):
+            read(run, [])
+
+
 def test_a_look_for_splits_that_was_interrupted_is_repeated():
     log, now_s = MemoryLog(), 0.0
     log.create("a")
