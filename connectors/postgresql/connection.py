@@ -10,7 +10,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from headrace.connectors.postgresql.errors import NO_LIMITS, kind_of_state, kind_while_connecting
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import HeadraceError, RetriableError, UnclassifiedError, UsageError
 
 _SCHEME = re.compile(r"postgres(?:ql)?(?:\+psycopg)?://", re.IGNORECASE)
 
@@ -61,7 +61,7 @@ def _parse(url: str) -> dict[str, str]:
         raise _malformed()
     try:
         found = conninfo_to_dict(f"postgresql://{url[scheme.end() :]}")
-    except psycopg.Error:
+    except (psycopg.Error, UnicodeError):
         raise _malformed() from None  # without the cause, whose message may hold the text, and so the password
     given = {name: str(value) for name, value in found.items() if value is not None}
     if not given.get("dbname") and "service" not in given:
@@ -108,9 +108,14 @@ def translated(url: str, doing: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        is_of_connection = error.sqlstate is None and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-        kind = kind_while_connecting(str(error)) if is_of_connection else kind_of_state(error.sqlstate or "")
-        raise kind(f"{doing} ({shown(url)}): {_without_secrets(url, str(error).strip())}") from error
+        raise _kind_of(error)(f"{doing} ({shown(url)}): {_without_secrets(url, str(error).strip())}") from error
+
+
+def _kind_of(error: psycopg.Error) -> type[HeadraceError]:
+    if error.sqlstate is not None:
+        return kind_of_state(error.sqlstate)
+    is_of_connection = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return kind_while_connecting(str(error), RetriableError if is_of_connection else UnclassifiedError)
 
 
 def _without_secrets(url: str, text: str) -> str:

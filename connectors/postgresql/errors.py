@@ -48,9 +48,18 @@ _STATES: dict[str, type[HeadraceError]] = {
     "P0": UsageError,  # RAISE in a trigger
 }
 
-# What happens while psycopg connects has no SQLSTATE.
+# What happens while psycopg connects has no SQLSTATE. What the address says wrong stays wrong.
+_IN_ADDRESS = (
+    'database ".*" does not exist',
+    "(invalid|bad) .*(value|option|argument)|invalid (port number|SSL protocol version|SCRAM)|could not parse network address",
+    "could not match [0-9]+|weak sslmode|required,? but|but (SSL|it) was required|did not request an SSL",
+    "authentication method requirement .* failed",
+    "unrecognized configuration parameter|FATAL: +-.* requires a value",
+    "certificate (file|verify failed)|certificate .*does not match|private key|alert .*(certificate|unknown ca)",
+    '(service file|definition of service) ".*" not found|in service file',
+)
 _CONNECTING: tuple[tuple[str, type[HeadraceError]], ...] = (
-    ('database ".*" does not exist', UsageError),
+    *((pattern, UsageError) for pattern in _IN_ADDRESS),
     ("authentication failed|no password supplied|no pg_hba.conf entry|does not exist|permission denied", AuthenticationError),
     ("must be superuser or replication role", AuthenticationError),  # 15 and older: the right to replicate is missing
 )
@@ -61,6 +70,6 @@ def kind_of_state(state: str) -> type[HeadraceError]:
     return next((_STATES[state[:length]] for length in (5, 2) if state[:length] in _STATES), UnclassifiedError)
 
 
-def kind_while_connecting(text: str) -> type[HeadraceError]:
+def kind_while_connecting(text: str, other: type[HeadraceError] = RetriableError) -> type[HeadraceError]:
     """Of an error without a SQLSTATE, by what libpq or the server says."""
-    return next((kind for pattern, kind in _CONNECTING if re.search(pattern, text)), RetriableError)
+    return next((kind for pattern, kind in _CONNECTING if re.search(pattern, text)), other)

@@ -6,6 +6,7 @@ What a table does not have becomes an `UnclassifiedError`, which runners retry a
 from __future__ import annotations
 
 import sqlite3
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -100,6 +101,8 @@ def _kind_of(error: BaseException) -> _Kind:
     code, original = code_of(error), _driver_error(error)
     if isinstance(code, str):
         return kind_of_state(code)
+    if isinstance(getattr(original, "original_exception", None), ssl.SSLCertVerificationError):
+        return UsageError  # PyMySQL gives it the number of an outage
     if isinstance(code, int):
         return _NUMBERS.get(code, UnclassifiedError)
     extended = getattr(original, "sqlite_errorcode", None)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
 from enum import Enum
 from typing import Any
 
 from sqlalchemy import create_engine, event
-from sqlalchemy.engine import URL, Engine, make_url
+from sqlalchemy.engine import URL, Dialect, Engine, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
@@ -46,6 +47,9 @@ _NO_LIMITS = (
     "/*M!100300 idle_transaction_timeout = 0, idle_write_transaction_timeout = 0, max_statement_time = 0, */ "
     "wait_timeout = GREATEST(@@wait_timeout, 28800)"
 )
+
+_REFUSED = (ArgumentError, TypeError, ValueError, AttributeError, FileNotFoundError, PermissionError, ssl.SSLError)
+"""What is raised for parameters that no driver can use, and for files of certificates that cannot be read."""
 
 
 def _session(product: Product, lock_timeout_s: float) -> tuple[str, ...]:
@@ -116,11 +120,26 @@ def _engine(url: str, lock_timeout_s: float, **options: Any) -> Engine:  # noqa:
         engine = create_engine(parsed, hide_parameters=True, **options)
     except ImportError as error:
         raise UsageError(f"{error.name or error} is not installed; run: pip install 'headrace[sql]'") from error
+    except _REFUSED as error:
+        raise _unfit(parsed, error) from error
+    event.listen(engine, "do_connect", lambda dialect, _, args, given: _connect(parsed, dialect, args, given))
     if product is not Product.SQLITE:
         statements = _session(product, lock_timeout_s)
         # Before SQLAlchemy itself looks at the session, and how it quotes.
         event.listen(engine, "connect", lambda connection, _: _tell(connection, statements), insert=True)
     return engine
+
+
+def _connect(url: URL, dialect: Dialect, args: list[Any], given: dict[str, Any]) -> DBAPIConnection:
+    """As SQLAlchemy does it. PyMySQL raises errors of Python for parameters that it cannot use."""
+    try:
+        return dialect.connect(*args, **given)
+    except _REFUSED as error:
+        raise _unfit(url, error) from error
+
+
+def _unfit(url: URL, error: Exception) -> UsageError:
+    return UsageError(f"a parameter of the address {_hidden(url)} cannot be used: {error}")
 
 
 def _tell(connection: DBAPIConnection, statements: tuple[str, ...]) -> None:

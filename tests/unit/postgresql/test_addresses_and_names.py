@@ -38,7 +38,9 @@ def test_a_connection_has_our_settings_last_and_the_users_parameters():
     assert all(f"-c {name}={value}" in given["options"] for name, value in SESSION.items())
 
 
-@pytest.mark.parametrize("url", ["mysql://h/d", "postgresql://h/d?s3cret=1", "s3cret", "", *OPEN])
+@pytest.mark.parametrize(
+    "url", ["mysql://h/d", "postgresql://h/d?s3cret=1", "s3cret", "", "postgresql://h/d?user=s3cret%FF", *OPEN]
+)
 def test_an_address_that_is_none_is_not_shown(url):
     with pytest.raises(UsageError, match="must look like postgresql") as caught:
         parameters(url)
@@ -59,6 +61,15 @@ def test_errors_are_of_our_tree_and_show_no_secret():
         connect("postgresql://127.0.0.1:1/d")
     with pytest.raises(UnclassifiedError, match="placeholder"), translated(SECRETS, "reading"):  # of the client, and for ever
         raise psycopg.ProgrammingError("no such placeholder")
+
+
+@pytest.mark.parametrize("parameters_of_libpq", [
+    "sslmode=requre", "target_session_attrs=primry", "connect_timeout=abc", "keepalives_idle=abc", "port=99999", "port=1,2",
+    "sslnegotiation=foo", "channel_binding=foo", "sslmode=prefer&sslrootcert=system", "service=no-such", "require_auth=foo",
+])  # fmt: skip
+def test_a_typo_in_the_addresss_parameters_is_not_an_outage(parameters_of_libpq):
+    with pytest.raises(UsageError, match=r"^connecting "):
+        connect(f"postgresql://127.0.0.1:1/d?{parameters_of_libpq}")
 
 
 @pytest.mark.parametrize(

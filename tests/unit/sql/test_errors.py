@@ -1,6 +1,7 @@
 """What databases' errors mean: by their code, or by their class."""
 
 import sqlite3
+import ssl
 from contextlib import closing
 
 import pytest
@@ -14,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.sql.errors import translated
+from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.upsert import UpsertSink
 from headrace.enumerator.errors import AuthenticationError, HeadraceError, RetriableError, UnclassifiedError, UsageError
 from tests.helpers.sql_rig import SqlRig, batch
@@ -73,16 +75,43 @@ def test_numbers_of_mariadb_and_mysql(numbers, kind):
         assert kind_of("mariadb", pymysql.err.OperationalError(number, "no")) is kind, number
 
 
+def outage_by(cause: Exception) -> pymysql.err.OperationalError:
+    """As PyMySQL raises it while it connects."""
+    error = pymysql.err.OperationalError(2003, "no")
+    error.original_exception = cause
+    return error
+
+
 @pytest.mark.parametrize(("database", "error", "kind"), [
     ("postgresql", psycopg.OperationalError("server closed the connection"), RetriableError),
     ("postgresql", psycopg.InterfaceError("the connection is closed"), RetriableError),
     ("postgresql", psycopg.OperationalError('FATAL: database "x" does not exist'), UsageError),
     ("postgresql", psycopg.OperationalError("FATAL: password authentication failed"), AuthenticationError),
+    ("postgresql", psycopg.OperationalError("server does not support SSL, but SSL was required"), UsageError),
+    ("postgresql", psycopg.OperationalError('root certificate file "/a.pem" does not exist'), UsageError),
+    ("postgresql", psycopg.OperationalError("SSL error: certificate verify failed: expired"), UsageError),
+    ("postgresql", psycopg.OperationalError('server certificate for "a" does not match host name "b"'), UsageError),
+    ("postgresql", psycopg.OperationalError('FATAL: unrecognized configuration parameter "a"'), UsageError),
+    ("postgresql", psycopg.OperationalError("received invalid response to SSL negotiation: E"), RetriableError),
+    ("postgresql", psycopg.OperationalError("SSL SYSCALL error: EOF detected"), RetriableError),
+    ("postgresql", psycopg.OperationalError("server is not in hot standby mode"), RetriableError),
+    ("mariadb", outage_by(ssl.SSLCertVerificationError("self-signed")), UsageError),
+    ("mariadb", outage_by(ConnectionResetError("gone")), RetriableError),
     ("postgresql", psycopg.DataError("NUL"), UsageError), ("postgresql", psycopg.InternalError("?"), UnclassifiedError),
     ("mariadb", pymysql.err.InterfaceError(0, ""), RetriableError), ("sqlite", OverflowError("too large"), UsageError),
 ])  # fmt: skip
 def test_errors_without_a_code(database, error, kind):
     assert kind_of(database, error) is kind
+
+
+@pytest.mark.parametrize("url", [
+    "postgresql://127.0.0.1:1/d?sslmode=requre", "postgresql://h/d?port=abc", "postgresql://h/d?connect_timeout=abc",
+    "mysql://127.0.0.1:1/d?connect_timeout=abc", "mysql://127.0.0.1:1/d?foo=bar", "mysql://127.0.0.1:1/d?charset=zork", "mysql://127.0.0.1:1/d?ssl_ca=/no/such",
+    "mysql://127.0.0.1:1/d?local_infile=2", "mysql://127.0.0.1:1/d?port=1",
+])  # fmt: skip
+def test_a_parameter_of_the_address_that_cannot_be_used_is_no_outage(url):
+    with pytest.raises(UsageError):
+        SqlSink(url, "t").left_over()
 
 
 def _sqlite_error(code: int) -> sqlite3.Error:
