@@ -310,6 +310,13 @@ class Source(ABC, Generic[SplitT]):
         Does no I/O. Default: it does.
         """
 
+    def keyed_by(self, columns: Sequence[str]) -> Source[SplitT]:
+        """The source for a sink in which a row takes the place of the one with the same values in these columns.
+
+        Does no I/O: a source that cannot be read into such a sink raises UsageError where it is first used. Default: itself.
+        """
+        return self
+
     def selects(self, split: SplitT) -> bool:
         """Whether this source reads such a split, be it there or not. Asked of splits that come from a checkpoint.
 

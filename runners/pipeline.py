@@ -52,6 +52,8 @@ class PipelineSpec:
             )
         if not outputs.is_exactly_once:
             self.source.check_at_least_once()
+        if self.transform is None and (key := outputs.sinks[DEFAULT_OUTPUT].row_key):
+            object.__setattr__(self, "source", self.source.keyed_by(key))
 
     def modules(self) -> list[str]:
         """What its processes may have loaded before they are forked."""

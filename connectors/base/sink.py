@@ -234,6 +234,11 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
         `Committer.fence` of its own driver raises.
         """
 
+    @property
+    def row_key(self) -> tuple[str, ...]:
+        """The columns by which a row takes the place of an earlier one. Default: none, as all rows are kept."""
+        return ()
+
     def recorded_epochs(self) -> Mapping[str, int]:
         """The numbers of the epochs in `recorded`."""
         return {job: found.epoch for job, found in self.recorded().items()}

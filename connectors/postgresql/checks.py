@@ -304,12 +304,8 @@ def _of_table(facts: Facts, relation: PgRelation) -> Iterator[Lack]:
     for each in facts.partitions(relation) if relation.kind == "p" else [relation]:
         if changes and not any(column.in_key for column in facts.tables[each.oid].columns):
             yield _without_identity(each, facts.tables[each.oid])
-    differing = [each for each in facts.partitions(relation) if facts.tables[each.oid].identity != "full"]
-    if table.identity == "full" and relation.kind == "p" and differing:
-        names = ", ".join(each.full_name for each in differing)
-        what = f"partitions have another replica identity than its FULL, which they do not inherit: {names}"
-        fix = "\n".join(f"ALTER TABLE {_name(each)} REPLICA IDENTITY FULL;" for each in differing)
-        yield Lack("warning", _table(relation), what, fix)
+    if changes:
+        yield from _of_identities(facts, relation)
     if table.identity == "full" and table.is_deferrable:
         yield Lack("warning", _table(relation), "its primary key is deferrable, so an update that changes it ends the job")
     hidden = [each.name for each in table.columns if each.in_key and listed is not None and each.name not in listed]
@@ -319,6 +315,28 @@ def _of_table(facts: Facts, relation: PgRelation) -> Iterator[Lack]:
     if not table.key:
         what = "it has no primary key, so it cannot be read in chunks of one, nor its changes be applied by one"
         yield Lack("warning", _table(relation), what)
+
+
+def _of_identities(facts: Facts, relation: PgRelation) -> Iterator[Lack]:
+    """Of the table and its partitions, where updates are published."""
+    table, key = facts.tables[relation.oid], ", ".join(facts.tables[relation.oid].change_key)
+    if table.identity == "index" and key and not {*table.change_key}.issuperset(table.key):
+        what = (
+            f"its replica identity is an index of {key}: only a sink with that key has no old rows, one by the primary key has"
+        )
+        fix = f"ALTER TABLE {_name(relation)} REPLICA IDENTITY {'FULL' if table.is_deferrable else 'DEFAULT'};"
+        yield Lack("warning", _table(relation), what, fix)
+    partitions = [(each, facts.tables[each.oid]) for each in facts.partitions(relation)] if relation.kind == "p" else []
+    for each, own in partitions:
+        if own.columns_of_old_rows and not own.columns_of_old_rows.issuperset(table.change_key):
+            what = f"its replica identity, which partitions do not inherit, lacks {key}, by which {relation.full_name} is read"
+            yield Lack("error", _table(each), what, f"ALTER TABLE {_name(each)} REPLICA IDENTITY FULL;")
+    differing = [each for each, own in partitions if own.identity != "full"]
+    if table.identity == "full" and differing:
+        names = ", ".join(each.full_name for each in differing)
+        what = f"partitions have another replica identity than its FULL, which they do not inherit: {names}"
+        fix = "\n".join(f"ALTER TABLE {_name(each)} REPLICA IDENTITY FULL;" for each in differing)
+        yield Lack("warning", _table(relation), what, fix)
 
 
 def _without_identity(relation: PgRelation, table: PgTable) -> Lack:

@@ -114,9 +114,10 @@ class ChunkDiscovery(SplitDiscovery[ChangesSplit]):
     def initial(self) -> DiscoveryResult[ChangesSplit]:
         """The slot comes first: so the log has all that a chunk may lack. The rows alone need none."""
         source = self._source
+        followed = source.followed  # before there is a slot, in case they are refused
         with translated(source.url, "starting a snapshot"), connect(source.url) as connection:
             place, floor = log_end(connection) if source.snapshot == "only" else slot_place(connection, source.slot)
-            added = [chunk for each in source.followed for chunk in _cut(connection, each, source.chunk_rows, place, floor)]
+            added = [chunk for each in followed for chunk in _cut(connection, each, source.chunk_rows, place, floor)]
         return DiscoveryResult(added, complete=self._is_all, stage=self._stage)
 
     def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:

@@ -139,14 +139,15 @@ class TableRows:
         both = {*known} & {*found}
         is_moved = [name for name in known if name in both] != [name for name in found if name in both]
         may_be_renamed = is_moved or bool({*known} - both and {*found} - both)
-        if is_older and not may_be_renamed:
+        loses_old_rows = self._loses_old_rows(changes, is_older=is_older)
+        if is_older and not may_be_renamed and not loses_old_rows:
             return difference
-        if is_older or is_moved:
+        if is_moved or (is_older and may_be_renamed):
             raise UsageError(
                 f"the log has changes of {self.table.full_name} with other columns than it has now ({difference}). One that "
                 f"was renamed cannot be found: {NEW_SNAPSHOT}"
             )
-        if _keys_of(self.table, changes.relation) is not None:
+        if loses_old_rows:
             raise UsageError(
                 f"the table {self.table.full_name} has changed: {difference}. A copy by the old one keeps rows that are gone: "
                 f"{NEW_SNAPSHOT}"
@@ -155,6 +156,14 @@ class TableRows:
             f"the table {self.table.full_name} has changed: {difference}. Start again, with a new ChangesSource "
             "where it is the same process, to read it with its new columns"
         )
+
+    def _loses_old_rows(self, changes: LoggedChanges, *, is_older: bool) -> bool:
+        """Whether rows were found by another key than now. Older ones are if they have this one too, or are inserts only."""
+        keys = _keys_of(self.table, changes.relation)
+        if keys is None or not is_older:
+            return keys is not None
+        has_old_rows = pc.any(pc.is_in(changes.operations, pa.array([UPDATE, DELETE], pa.uint8()))).as_py()
+        return bool(has_old_rows) and not keys[0] <= keys[1]
 
     def snapshot(self, texts: Sequence[pa.LargeStringArray], lsn: int) -> pa.RecordBatch:
         """Rows that were read from the table, by the texts of its columns. `lsn`: where the log was then."""
@@ -288,7 +297,7 @@ def difference_of(table: PgTable, relation: LoggedRelation) -> str | None:
 
 def _keys_of(table: PgTable, relation: LoggedRelation) -> tuple[set[str], set[str]] | None:
     """By which columns rows were found and are found, if these are others. A full row says nothing of the key."""
-    before = {*table.key} if table.identity == "full" else {column.name for column in table.columns if column.in_key}
+    before = {*table.change_key}
     after = set() if relation.identity == "full" else {column.name for column in relation.columns if column.in_key}
     return (before, after) if before and after and before != after else None
 
@@ -301,7 +310,7 @@ def _texts_of(tuples: Tuples, order: Sequence[int | None]) -> list[pa.LargeStrin
 
 def _key_columns(table: PgTable, relation: LoggedRelation) -> list[int]:
     """The numbers of the columns, in the relation, by which a change finds its row."""
-    key = table.key if relation.identity == "full" else [column.name for column in relation.columns if column.in_key]
+    key = table.change_key if relation.identity == "full" else [column.name for column in relation.columns if column.in_key]
     return [number for number, column in enumerate(relation.columns) if column.name in key]
 
 

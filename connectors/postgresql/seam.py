@@ -54,7 +54,7 @@ def full_xid(xid: int, near: int) -> int:
 
 
 class SeamFilter:
-    """Tells what of the log is in no chunk. Of one reader."""
+    """Finds what of the log is in no chunk. Of one reader."""
 
     def __init__(self, seam: Seam, chunk_of: ChunkOf) -> None:
         self.seam = seam

@@ -39,6 +39,7 @@ class Followed:
     """A table as its publication has it. `row_filter`: the condition that its rows and changes have to meet, as SQL.
 
     `known_at`: where the log was when its columns were asked for. `published_by`: as of `PublishedTable`.
+    `has_old_rows`: whether updates or deletes are published.
     """
 
     table: PgTable
@@ -46,6 +47,7 @@ class Followed:
     is_partitioned: bool
     known_at: int
     published_by: tuple[int, ...] = ()
+    has_old_rows: bool = True
 
 
 def created_again(table: str) -> DataLossError:

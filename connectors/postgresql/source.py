@@ -6,10 +6,11 @@ made, without what the chunks have (`seam`).
 
 from __future__ import annotations
 
+import copy
 import shlex
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ from headrace.connectors.postgresql.rows import METADATA, OneTableRows, SeveralT
 from headrace.connectors.postgresql.snapshot import Followed, chunk_key, created_again, lower_bounds, read_chunk
 from headrace.connectors.postgresql.splits import ChangesSplit, ChangesSplitSerializer, ChunkSplit, LogSplit
 from headrace.connectors.postgresql.stages import LogStage, SnapshotStage, WholeLog
-from headrace.connectors.postgresql.types import OutOfRange
+from headrace.connectors.postgresql.types import OutOfRange, PgTable
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.enumerator.source import Boundedness, JsonObject, Source, SourceReader, SplitBatch, StagedSource
 
@@ -110,6 +111,7 @@ class ChangesSource(StagedSource[ChangesSplit]):
         if unknown := [name for name in self._metadata or () if name not in METADATA]:
             raise UsageError(f"metadata is some of {', '.join(METADATA)}, and not {unknown[0]!r}")
         self._followed: tuple[Followed, ...] | None = None
+        self._row_key: tuple[str, ...] = ()
 
     @property
     def schema(self) -> pa.Schema:
@@ -129,7 +131,15 @@ class ChangesSource(StagedSource[ChangesSplit]):
         if self._followed is None:
             with translated(self.url, "reading the catalog"), connect(self.url) as connection:
                 self._followed = find_followed(connection, self.publication, self.tables)
+        if self._row_key and len(self._followed) == 1 and self.snapshot != "only":
+            check_row_key(self._followed[0], self._row_key)
         return self._followed
+
+    def keyed_by(self, columns: Sequence[str]) -> ChangesSource:
+        """One that is refused where an update could change these columns of a row, and leave the old row in the sink."""
+        keyed = copy.copy(self)
+        keyed._row_key = tuple(columns)
+        return keyed
 
     def check_added(self, oids: Collection[int]) -> None:
         """Raise what the next start of the job would raise, as these tables have joined the publication. Asks the server."""
@@ -260,11 +270,44 @@ def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[
         )
     kinds = {each.oid: each.kind for each in relations}
     tables = catalog.read_tables(connection, published, publication.columns())
+    has_old_rows = bool(publication.operations & {"update", "delete"})
+    if has_old_rows:
+        roots = {each.oid: tables[each.root] for each in relations if each.kind == "r" and each.root in tables}
+        _check_partitions(catalog.read_tables(connection, roots, {}), roots)
     found = (
-        Followed(tables[oid], each.row_filter, kinds.get(oid) == "p", known_at, each.published_by)
+        Followed(tables[oid], each.row_filter, kinds.get(oid) == "p", known_at, each.published_by, has_old_rows)
         for oid, each in published.items()
     )
     return tuple(sorted(found, key=lambda each: each.table.full_name))
+
+
+def _check_partitions(partitions: Mapping[int, PgTable], roots: Mapping[int, PgTable]) -> None:
+    """Raise UsageError for one by whose replica identity the log lacks what its root's changes are read by."""
+    for oid, each in partitions.items():
+        wanted, in_log = roots[oid].change_key, each.columns_of_old_rows
+        if in_log and not in_log.issuperset(wanted):
+            raise UsageError(
+                f"changes of {roots[oid].full_name} are read by {', '.join(wanted)}, and of its partition {each.full_name} the "
+                f"log has old rows by {', '.join(sorted(in_log))}, so updates would leave old rows in a copy: give it the same "
+                "REPLICA IDENTITY, which partitions do not inherit"
+            )
+
+
+def check_row_key(followed: Followed, key: Sequence[str]) -> None:
+    """Raise UsageError if an update may change these columns, by which a sink finds rows, and be no delete and insert."""
+    table, named = followed.table, {column.name for column in followed.table.columns}
+    own = [name for name in key if name != "_table"]
+    lacking = [name for name in own if name in named and name not in table.change_key]
+    if not lacking or not followed.has_old_rows or not named.issuperset(own):
+        return
+    by = ", ".join(table.change_key)
+    identity = "DEFAULT" if {*own} <= {*table.key} else "USING INDEX with a unique one of it, of columns that are NOT NULL"
+    instead = f"Key the sink by {by}" if by else "Give the table a primary key"
+    raise UsageError(
+        f"the sink's key is {', '.join(own)}, and changes of {table.full_name} are by {by or 'no key'}: an update of "
+        f"{', '.join(lacking)} would leave the old row in the sink. {instead}, or run "
+        f"ALTER TABLE ... REPLICA IDENTITY {identity}"
+    )
 
 
 class ChangesReader(SourceReader[ChangesSplit]):

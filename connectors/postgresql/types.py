@@ -85,6 +85,17 @@ class PgTable:
     def full_name(self) -> str:
         return f"{self.schema}.{self.name}"
 
+    @property
+    def change_key(self) -> tuple[str, ...]:
+        """The columns by which a change finds its row: an update that changes them is a delete and an insert."""
+        in_log = self.columns_of_old_rows
+        return self.key if self.identity == "full" else tuple(each.name for each in self.columns if each.name in in_log)
+
+    @property
+    def columns_of_old_rows(self) -> frozenset[str]:
+        """Those that the log has of a row before a change: of its replica identity."""
+        return frozenset(column.name for column in self.columns if column.in_key)
+
 
 TEXT = PgType(25, "text", "base")
 """The type to give to a column whose values are wanted as PostgreSQL's text."""

@@ -69,6 +69,11 @@ class UpsertSink(TableSink, EpochRecord):
             raise UsageError(f"column {self.change_type!r} cannot be the change type and a part of the key too")
 
     @property
+    def row_key(self) -> tuple[str, ...]:
+        """The key."""
+        return self.key
+
+    @property
     def records_all_epochs(self) -> bool:
         """There are no handles."""
         return True

@@ -73,6 +73,11 @@ class OpenTableSink(TwoPhaseSink[TableHandle], SingleCommit):
         return self.changes is not None
 
     @property
+    def row_key(self) -> tuple[str, ...]:
+        """That of `changes`."""
+        return () if self.changes is None else self.changes.keys
+
+    @property
     def handles(self) -> TableHandleSerializer:
         """JSON objects that name files, with their statistics."""
         return TableHandleSerializer()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -604,6 +605,27 @@ def test_a_partition_does_not_inherit_that_its_full_row_is_logged(url: str) -> N
         pytest.raises(UsageError, match=r'"public"."parts" REPLICA IDENTITY FULL, and the same of each partition'),
     ):
         read_some(run, 5)
+    psql(url, "DROP TABLE public.parts")
+
+
+def test_a_partition_of_whose_old_rows_the_log_lacks_the_key_is_refused(url: str) -> None:
+    """An update of the key left the old row: the partition's log has it by another index than its root's key."""
+    psql(
+        url,
+        "CREATE TABLE public.parts (id int, part int, mail text NOT NULL, PRIMARY KEY (id, part)) PARTITION BY LIST (part)",
+        "CREATE TABLE public.part PARTITION OF public.parts DEFAULT",
+        "CREATE UNIQUE INDEX by_mail ON public.part (mail)",
+        "ALTER TABLE public.part REPLICA IDENTITY USING INDEX by_mail",
+        "ALTER PUBLICATION orders SET (publish_via_partition_root = true)",
+        "ALTER PUBLICATION orders SET TABLE public.parts",
+    )
+    source = partial(ChangesSource, url, tables=["public.parts"], publication="orders", slot=SLOT)
+    with pytest.raises(UsageError, match=r"public.parts are read by id, part, and of its partition public.part .* by mail"):
+        _ = source().followed
+    psql(url, "ALTER PUBLICATION orders SET (publish = 'insert')")
+    assert source().followed
+    psql(url, "ALTER PUBLICATION orders SET (publish = 'insert, update')", "ALTER TABLE public.part REPLICA IDENTITY FULL")
+    assert source().followed
     psql(url, "DROP TABLE public.parts")
 
 

@@ -16,6 +16,7 @@ INTEGER = PgType(23, "integer", "base")
 T = PgRelation(1, "public", "t", "r", "p", None, 0.0, True, (), False)
 TABLE = PgTable(1, "public", "t", (PgColumn("id", INTEGER, in_key=True), PgColumn("n", INTEGER)), "default", ("id",))
 NO_IDENTITY = replace(TABLE, columns=(PgColumn("id", INTEGER),))
+BY_NAME = replace(TABLE, identity="index", columns=(PgColumn("id", INTEGER), PgColumn("n", INTEGER, in_key=True)))
 EVERYTHING = frozenset({"insert", "update", "delete", "truncate"})
 PUBLICATION = PgPublication("headrace", "owner", False, True, EVERYTHING, (PublishedTable(1, "public", "t"),))
 SLOT = Slot("headrace_a", "pgoutput", "d", None, 0, 0, "reserved", 1, 0, 0, False, False, True, False, None, 0.0)
@@ -87,6 +88,10 @@ def test_nothing_is_found_where_nothing_is_missing():
         ({"relations": (replace(T, kind="p"), replace(T, oid=2, name="p", root=1)),
           "tables": {1: replace(TABLE, identity="full"), 2: replace(TABLE, oid=2, name="p")}},
             "warning", "table public.t", "do not inherit: public.p", 'ALTER TABLE "public"."p" REPLICA IDENTITY FULL;'),
+        ({"tables": {1: BY_NAME}}, "warning", "table public.t", "an index of n: only a sink with", "REPLICA IDENTITY DEFAULT;"),
+        ({"relations": (replace(T, kind="p"), replace(T, oid=2, name="p", root=1)),
+          "tables": {1: TABLE, 2: replace(BY_NAME, oid=2, name="p")}},
+            "error", "table public.p", "do not inherit, lacks id", 'ALTER TABLE "public"."p" REPLICA IDENTITY FULL;'),
         ({"tables": {1: replace(TABLE, identity="full", is_deferrable=True)}}, "warning", "table", "key is deferrable", ""),
         ({"relations": (replace(T, has_policies=True),)}, "error", "table public.t", "policies hide", "BYPASSRLS"),
         ({"relations": (replace(T, may_use_schema=False),)}, "error", "table public.t", "schema", 'USAGE ON SCHEMA "public"'),

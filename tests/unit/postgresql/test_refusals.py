@@ -1,6 +1,9 @@
 """What a source of changes refuses before it asks a server, and where it cannot run."""
 
 import itertools
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -8,10 +11,13 @@ import pytest
 pytest.importorskip("psycopg", reason="needs headrace[sql]")
 
 from headrace import Pipeline
+from headrace.connectors.postgresql.snapshot import Followed
+from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
+from headrace.delta import DeltaSink
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.postgresql import ChangesSource
 from headrace.runners.spark.split_state import ReadingFormat
-from headrace.sinks import FunctionSink
+from headrace.sinks import Changes, FunctionSink
 from headrace.sources import Hybrid
 from headrace.spark import read_source
 from headrace.sql import SqlSink, UpsertSink
@@ -67,6 +73,41 @@ def test_a_sink_that_keeps_what_failed_attempts_have_written_needs_all_changes_a
     Pipeline(source_of(seam="overlapping"), sink)
     Pipeline(source_of(snapshot="never"), sink)
     Pipeline(source_of(), SqlSink(URL, "orders"))
+
+
+INTEGER = PgType(23, "integer", "base")
+
+
+def followed(identity: str, in_log: str, key: Sequence[str] = ("id",)) -> Followed:
+    """A table of `id` and `email`; the log has the columns `in_log` of its old rows."""
+    columns = tuple(PgColumn(name, INTEGER, in_key=name in in_log.split()) for name in ("id", "email", "v"))
+    return Followed(PgTable(1, "public", "t", columns, identity, tuple(key)), None, False, 0)  # type: ignore[arg-type]
+
+
+EVERY = "id email v"
+
+
+@pytest.mark.parametrize(("table", "key", "said"), [
+    (followed("default", "id"), "id", None), (followed("index", "email"), "email", None), (followed("full", EVERY), "id", None),
+    (followed("default", "id"), "_table id", None), (followed("default", "id"), "email _lsn", None),
+    (followed("default", "id email", ("id", "email")), "id", None),
+    (replace(followed("index", "email"), has_old_rows=False), "id", None),
+    (followed("index", "email"), "id", "is id, and .* public.t are by email: an update of id would .* IDENTITY DEFAULT$"),
+    (followed("default", "id"), "email", "are by id: an update of email would .* Key the sink by id, .* USING INDEX"),
+    (followed("full", EVERY), "email", "are by id: an update of email would"),
+    (followed("full", EVERY), "id email", "is id, email, and .* are by id: an update of email would"),
+    (followed("full", EVERY, ()), "id", "are by no key: .* Give the table a primary key, or run"),
+])  # fmt: skip
+def test_a_sinks_key_that_updates_could_change_unseen_is_refused(table: Followed, key: str, said: str | None) -> None:
+    """The copy kept the old row, silently."""
+    source = source_of(seam="overlapping")
+    source._followed = (table,)
+    for sink in (UpsertSink(URL, "copy", tuple(key.split())), DeltaSink("/copy", changes=Changes(tuple(key.split())))):
+        keyed = Pipeline(source, sink).source
+        with nullcontext() if said is None else pytest.raises(UsageError, match=said):
+            assert keyed.schema.names == ["_op", "_lsn", "id", "email", "v"]
+        assert Pipeline(source, sink, transform=print).source is source
+    assert "email" in source.schema.names
 
 
 @pytest.mark.parametrize(("had", "has"), [*itertools.permutations(("initial", "never", "only"), 2)])

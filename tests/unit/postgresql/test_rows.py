@@ -142,6 +142,24 @@ def test_changes_of_before_a_table_was_altered_are_rows_of_it_as_it_is(columns, 
     assert short(found) == ("insert", row, [], None)
 
 
+def test_changes_of_before_a_table_had_its_key_end_the_job_if_their_old_rows_lack_it():
+    """The copy kept the old row of an update, silently."""
+    by_name = relation([("id", 23, False), ("name", 25, True), COLUMNS[2]])
+    (batch,) = Decoder().decode([start(), by_name, update((b"2", b"a", b"b")), commit()])
+    with pytest.raises(UsageError, match=r"another key: name, and no longer id. A copy by the old one keeps rows"):
+        TableRows(table(), known_at=LSN).changes(batch.changes[0])
+    by_both = relation([COLUMNS[0], ("name", 25, True), COLUMNS[2]])
+    (batch,) = Decoder().decode([start(), by_both, update((b"2", b"a", b"b"), (b"1", b"a", None)), commit()])
+    found = TableRows(table(), known_at=LSN).changes(batch.changes[0]).to_pylist()
+    assert [(row["_op"], row["id"]) for row in found] == [("delete", 1), ("insert", 2)]
+
+
+def test_a_key_that_was_an_indexs_is_that_of_a_full_row_too():
+    (changes,) = decoded(update((b"2", b"a", b"b"), (b"1", b"a", b"b"), b"O"), identity="full")
+    found = TableRows(table("index", key=("name",))).changes(changes).to_pylist()
+    assert [(row["_op"], row["id"]) for row in found] == [("delete", 1), ("insert", 2)]
+
+
 @pytest.mark.parametrize(
     ("columns", "known_at"),
     [
