@@ -98,6 +98,29 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
     return Table(name, destination, written, product, columns, unique)
 
 
+_UNLOGGED = """
+    SELECT nspname || '.' || relname FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON relnamespace = pg_namespace.oid
+    WHERE relpersistence = 'u' AND relkind = 'r' AND pg_class.oid IN (
+        SELECT to_regclass(:quoted)::oid UNION ALL SELECT relid::oid FROM pg_partition_tree(to_regclass(:quoted))
+    ) ORDER BY 1
+"""
+_WITHOUT_TRANSACTIONS = (
+    "SELECT engine FROM information_schema.tables WHERE table_schema = coalesce(:schema, database()) AND table_name = :name "
+    "AND engine NOT IN (SELECT engine FROM information_schema.engines WHERE transactions = 'YES')"
+)
+
+
+def check_durable(connection: Connection, table: Table) -> None:
+    """Raise UsageError for a table that may lose committed rows in a crash of the server: no job would write them again."""
+    place, costs = _place(connection, table.name), "so a crash of the server takes committed rows with it"
+    if table.product is Product.POSTGRESQL and (found := connection.execute(text(_UNLOGGED), place).scalars().all()):
+        raise UsageError(f"table {table.name!r}: unlogged is {', '.join(found)}, {costs}: run ALTER TABLE ... SET LOGGED")
+    if table.product is Product.MYSQL and (engine := connection.execute(text(_WITHOUT_TRANSACTIONS), place).scalar()):
+        raise UsageError(
+            f"table {table.name!r} is stored by {engine}, which has no transactions, {costs}: run ALTER TABLE ... ENGINE=InnoDB"
+        )
+
+
 def _unescaped(name: str, product: Product) -> str:
     """A column's name. SQLAlchemy gives it as MariaDB and MySQL write it between backticks."""
     return name.replace("``", "`") if product is Product.MYSQL else name

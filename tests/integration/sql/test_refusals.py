@@ -59,6 +59,26 @@ def test_a_triggers_own_error_is_final(any_rig):
         assert "no orders today" in str(error)
 
 
+def test_a_table_that_loses_committed_rows_in_a_crash_is_refused(rig):
+    """After a crash of the server the job went on with the next rows, and the table had no others."""
+    columns = "id BIGINT PRIMARY KEY, name VARCHAR(100)"
+    lossy = ["", "PARTITION BY RANGE (id)"] if rig.is_postgresql else ["ENGINE=MEMORY", "ENGINE=MyISAM"]
+    for suffix in lossy:
+        rig.create(columns, suffix)
+        if rig.is_postgresql and suffix:
+            rig.execute(f"CREATE UNLOGGED TABLE {rig.table}_u PARTITION OF {rig.table} FOR VALUES FROM (0) TO (10)")
+        elif rig.is_postgresql:
+            rig.execute(f"ALTER TABLE {rig.table} SET UNLOGGED")
+        for sink in sinks(rig):
+            said = "unlogged is public" if rig.is_postgresql else suffix.removeprefix("ENGINE=")
+            with pytest.raises(UsageError, match=said):
+                sink.begin(Attempt("q", 0, 0, 0))
+            with pytest.raises(UsageError, match=said):
+                sink.check_rows(batch([1]).schema)
+        rig.execute(f"DROP TABLE {rig.table}")
+    rig.create(columns)
+
+
 def test_a_row_without_a_partition_is_refused_for_good(rig):
     rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)", "PARTITION BY RANGE (id)" + partitions(rig))
     if rig.is_postgresql:
