@@ -70,7 +70,8 @@ def rule_of(column: sql.TypeEngine[Any], product: Product, *, binary: bool) -> R
         if longest is not None:
             return partial(_no_cut_spaces, longest, pc.binary_length)
     if isinstance(column, sql.CHAR | sql.NCHAR):
-        return _no_trailing_space
+        is_padded = product is Product.POSTGRESQL and column.length is not None
+        return partial(_all_padded, column.length) if is_padded else _no_trailing_space
     if isinstance(column, sql.VARCHAR | sql.NVARCHAR) and column.length is not None:
         return partial(_no_cut_spaces, column.length, pc.utf8_length)
     return None
@@ -94,6 +95,11 @@ def _no_trailing_space(values: pa.Array) -> str | None:
     if not _any(pc.ends_with(values, pattern=" ")):
         return None
     return "the table's CHAR does not keep spaces at the end, and there are values that end with one: use VARCHAR, or trim them"
+
+
+def _all_padded(length: int, values: pa.Array) -> str | None:
+    """PostgreSQL gives each value padded to the length, as another one of its CHAR columns has it. Others are as without."""
+    return None if pc.all(pc.equal(pc.utf8_length(values), length)).as_py() else _no_trailing_space(values)
 
 
 def _no_cut_spaces(most: int, measure: Callable[[pa.Array], pa.Array], values: pa.Array) -> str | None:

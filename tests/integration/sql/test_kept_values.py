@@ -59,6 +59,7 @@ def test_what_mariadb_would_change_is_refused(server, column, others, same):
 POSTGRESQL = [
     ("numeric(5, -2)", pa.array([12345]), None), ("numeric(5, -2)", pa.array([Decimal("12345")]), None),
     ("varchar(4)", pa.array(["ab     "]), ["ab  ", "abcd", None]), ("char(4)", pa.array(["ab "]), ["abcd", None]),
+    ("char(4)", pa.array(["ab  ", "ab"]), ["ab  ", "    ", "ä🎈  ", "abcd", None]),
     ("name", pa.array(["x" * 64]), None), ('"char"', pa.array(["xy"]), None), ("money", pa.array(["1.005"]), None),
     ("interval(0)", pa.array(["1.5 s"]), None), ("numeric(5, 1)", pa.array([Decimal("1.25")]), None),
     ("numeric(5, 1)", pa.array(["1.25"]), None), ("time(0)", pa.array([500_000], pa.time64("us")), None),
@@ -88,6 +89,18 @@ def test_what_postgresql_would_change_is_refused(server, column, others, same, a
     assert "column 'v'" in refused(rig, others)
     if same is not None:
         assert kept(rig, pa.array(same)) == same
+
+
+def test_a_copy_of_a_padded_key_has_the_same_rows(server):
+    """PostgreSQL's CHAR(n) could not be copied into the same CHAR(n)."""
+    rig = SqlRig(server("postgresql").url)
+    rig.create("id CHAR(4) PRIMARY KEY, v CHAR(2)")
+    sink = UpsertSink(rig.url, rig.table, ("id",), change_type="op")
+    for rows in ([("a   ", "x ", "c"), ("b   ", "y ", "c")], [("a   ", "z ", "u"), ("b   ", None, "d"), ("c   ", "c ", "c")]):
+        with sink.begin(Attempt("q", 0, 0, 0)) as transaction:
+            transaction.write(pa.RecordBatch.from_pylist([dict(zip(("id", "v", "op"), row, strict=True)) for row in rows]))
+            transaction.prepare()
+    assert rig.rows() == [("a   ", "z "), ("c   ", "c ")]
 
 
 FILLED = r"column 'v': .*in the place of its null"
