@@ -416,6 +416,21 @@ def read_publication(connection: Connection, name: str) -> PgPublication | None:
     return PgPublication(name, owner, all_tables, via_root, operations, published)
 
 
+def publications_of(connection: Connection, entries: Collection[int]) -> set[str]:
+    """The names of the publications that have these entries of the catalog, as in `PublishedTable`."""
+    of_schemas = "UNION SELECT pnpubid FROM pg_publication_namespace WHERE oid = ANY(%(entries)s::oid[])"
+    found = connection.execute(
+        f"""
+        SELECT pubname::text FROM pg_publication WHERE oid IN (
+            SELECT unnest(%(entries)s::oid[]) UNION SELECT prpubid FROM pg_publication_rel WHERE oid = ANY(%(entries)s::oid[])
+            {of_schemas if connection.info.server_version >= _PG15 else ""}
+        )
+        """,  # noqa: S608 - the texts are ours
+        {"entries": list(entries)},
+    )
+    return {name for (name,) in found}
+
+
 def publication_statement(name: str, tables: Sequence[tuple[str, str]]) -> sql.Composed:
     """What creates a publication of these (schema, table), or of all; changes of partitions are under their root's name."""
     listed = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)

@@ -69,7 +69,9 @@ class ChangesDiscovery(StagedDiscovery[ChangesSplit]):
         self._log: LogDiscovery | None = None
 
     def at(self, stage: Stage | None) -> SplitDiscovery[ChangesSplit]:
-        """Raises StateError for a stage that there is not."""
+        """Raises StateError for a stage that there is not, or that is of another kind of snapshot."""
+        if stage is not None:
+            self._check_kind(stage)
         if (stage is None and self._source.snapshot == "never") or (stage is not None and stage.source == LOG):
             return self._log_at(0 if stage is None else stage.number, None if stage is None else stage.end)
         if stage is None or stage.source == SNAPSHOT:
@@ -80,7 +82,18 @@ class ChangesDiscovery(StagedDiscovery[ChangesSplit]):
 
     def following(self, stage: Stage, cursor: JsonObject | None, splits: Sequence[ChangesSplit]) -> Stage:
         """The log, from where the slot was, without what these chunks have."""
+        self._check_kind(stage)
         return Stage(stage.number + 1, LOG, start_of_log(splits), in_pieces=False, is_found=False)
+
+    def _check_kind(self, stage: Stage) -> None:
+        """Raise StateError if the checkpoint's job has a log, and this one none, or the other way round."""
+        has_log, snapshot = stage.source == LOG or stage.needs_ends, self._source.snapshot
+        if has_log == (snapshot == "only"):
+            had = "that reads the log" if has_log else "with snapshot='only'"
+            raise StateError(
+                f"the checkpoint is of a job {had}, and its source has snapshot={snapshot!r} now: set it back, or start "
+                "without this checkpoint, into an empty table"
+            )
 
     def _log_at(self, number: int, end: JsonObject | None) -> LogDiscovery:
         """One object for all looks of a process: it has said what it has said. Its stage has no `end`: that is with the split
@@ -164,26 +177,36 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
         return DiscoveryResult([split], stage=self._stage)
 
     def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
-        """Raises DataLossError for a table that was out of the publication: nothing later lets the job have its changes."""
+        """Raises DataLossError for a table that was out of the publication: nothing later lets the job have its changes.
+
+        And UsageError if the changes until now were those of another publication.
+        """
         source = self._source
         with translated(source.url, "reading the publication"), connect(source.url) as connection:
             publication = catalog.read_publication(connection, source.publication)
-        published = {} if publication is None else {table.oid: table for table in publication.tables}
-        for split in known.values():
-            if isinstance(split, LogSplit):
-                self._check_published(split, published)
+            published = {} if publication is None else {table.oid: table for table in publication.tables}
+            for split in known.values():
+                if isinstance(split, LogSplit):
+                    self._check_published(connection, split, published)
         self._say_what_has_changed(published, frozenset() if publication is None else publication.unpublished)
         return DiscoveryResult((), stage=self._stage, replan=self._replan(published))
 
-    def _check_published(self, split: LogSplit, published: Mapping[int, catalog.PublishedTable]) -> None:
-        known = dict(split.published_by)
+    def _check_published(
+        self, connection: psycopg.Connection, split: LogSplit, published: Mapping[int, catalog.PublishedTable]
+    ) -> None:
+        known, publication = dict(split.published_by), self._source.publication
         for each in self._source.followed:
-            oid = each.table.oid
+            oid, table = each.table.oid, each.table.full_name
             entries = known.get(oid) if oid in published and split.has_rows_of(oid) else None
             if entries and set(entries).isdisjoint(published[oid].published_by):
+                if others := ", ".join(sorted(catalog.publications_of(connection, entries) - {publication})):
+                    raise UsageError(
+                        f"this job has read table {table} by publication {others}, and by {publication} it may lack changes: "
+                        f"set publication back, or {NEW_SNAPSHOT}"
+                    )
                 raise DataLossError(
-                    f"table {each.table.full_name} was taken out of publication {self._source.publication} and added again, so "
-                    f"the log lacks what was changed between: {NEW_SNAPSHOT}"
+                    f"table {table} was taken out of publication {publication} and added again, so the log lacks what was "
+                    f"changed between: {NEW_SNAPSHOT}"
                 )
 
     def _say_what_has_changed(self, published: Mapping[int, catalog.PublishedTable], unpublished: Collection[str]) -> None:

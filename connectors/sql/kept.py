@@ -70,8 +70,9 @@ def rule_of(column: sql.TypeEngine[Any], product: Product, *, binary: bool) -> R
         if longest is not None:
             return partial(_no_cut_spaces, longest, pc.binary_length)
     if isinstance(column, sql.CHAR | sql.NCHAR):
-        is_padded = product is Product.POSTGRESQL and column.length is not None
-        return partial(_all_padded, column.length) if is_padded else _no_trailing_space
+        if product is Product.POSTGRESQL and column.length is not None:
+            return partial(_all_padded, column.length)
+        return _no_trailing_space
     if isinstance(column, sql.VARCHAR | sql.NVARCHAR) and column.length is not None:
         return partial(_no_cut_spaces, column.length, pc.utf8_length)
     return None

@@ -23,7 +23,7 @@ from headrace.connectors.postgresql.replication import LogConnection
 from headrace.connectors.postgresql.source import Seam, Snapshot
 from headrace.connectors.postgresql.splits import LogSplit, Origin
 from headrace.enumerator import EmbeddedRun, Source
-from headrace.errors import DataLossError, UsageError
+from headrace.errors import DataLossError, StateError, UsageError
 from headrace.postgresql import ChangesSource, table_rows
 from headrace.runners.metrics import METRICS
 from headrace.runners.spark.split_stream import SplitPlanner, SplitRead
@@ -872,6 +872,47 @@ def test_a_table_that_was_out_of_the_publication_for_a_while_is_data_loss(url: s
     if case != "reading rows":
         with lost:
             EmbeddedRun(source_of(url, snapshot=snapshot), clock=time.monotonic, checkpoint=state)
+
+
+@pytest.mark.parametrize("of_what", ["TABLE public.orders WHERE (id > 5)", "ALL TABLES", "TABLES IN SCHEMA public"])
+def test_another_publication_is_refused_by_the_name_of_the_one_that_was_read(url: str, of_what: str) -> None:
+    """It was data loss, as if the table had been taken out of the new one."""
+    if "WHERE" in of_what or "SCHEMA" in of_what:
+        (number,) = psql(url, "SHOW server_version_num")[0]
+        if int(number) < 150000:
+            pytest.skip("15 and newer have such publications")
+    psql(url, f"CREATE PUBLICATION others FOR {of_what}")
+    try:
+        for had, has in (("orders", "others"), ("others", "orders")):
+            drop_slots(url)
+            source = partial(ChangesSource, url, tables=[TABLE], slot=SLOT)
+            with EmbeddedRun(source(publication=had), clock=time.monotonic) as run:
+                read_some(run, 2990)
+                run.poll(0.1)
+                state = run.checkpoint()
+            said = f"read table public.orders by publication {had}, and by {has} .*: set publication back"
+            with pytest.raises(UsageError, match=said):
+                EmbeddedRun(source(publication=has), clock=time.monotonic, checkpoint=state)
+    finally:
+        psql(url, "DROP PUBLICATION others")
+
+
+def test_rows_alone_do_not_continue_a_log(url: str) -> None:
+    """The log was read on, for ever."""
+    with EmbeddedRun(source_of(url), clock=time.monotonic) as run:
+        state_of_chunks = run.checkpoint()
+        run.checkpoint_completed()
+        read_some(run, 3000)
+        run.poll(0.1)
+        state = run.checkpoint()
+    said = "of a job that reads the log, and its source has snapshot='only' now"
+    with pytest.raises(StateError, match=said):
+        EmbeddedRun(source_of(url, snapshot="only"), clock=time.monotonic, checkpoint=state)
+    with (
+        EmbeddedRun(source_of(url, snapshot="only"), clock=time.monotonic, checkpoint=state_of_chunks) as run,
+        pytest.raises(StateError, match=said),
+    ):
+        read_some(run, 3001)
 
 
 def test_a_table_that_another_takes_the_place_of_is_said(url: str, caplog: pytest.LogCaptureFixture) -> None:
