@@ -60,7 +60,7 @@ def test_a_triggers_own_error_is_final(any_rig):
 
 
 def test_a_table_that_loses_committed_rows_in_a_crash_is_refused(rig):
-    """After a crash of the server the job went on with the next rows, and the table had no others."""
+    """After a crash of the server the job continued, and the table had the next rows alone."""
     columns = "id BIGINT PRIMARY KEY, name VARCHAR(100)"
     lossy = ["", "PARTITION BY RANGE (id)"] if rig.is_postgresql else ["ENGINE=MEMORY", "ENGINE=MyISAM"]
     for suffix in lossy:
