@@ -127,13 +127,13 @@ def test_tasks_whose_batches_have_other_columns_are_merged_with_nulls(tmp_path):
 
 def test_what_becomes_of_each_row_is_looked_at_once(tmp_path, monkeypatch):
     looks = []
-    applied = Changes.applied
+    deleted = Changes.deleted
 
     def counted(self: Changes, batch: pa.RecordBatch, where: str) -> Any:
         looks.append(batch.num_rows)
-        return applied(self, batch, where)
+        return deleted(self, batch, where)
 
-    monkeypatch.setattr(Changes, "applied", counted)
+    monkeypatch.setattr(Changes, "deleted", counted)
     sink = delta(tmp_path)
     with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
         for count in (3, 2):
