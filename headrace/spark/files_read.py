@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.connectors.files.read.columns import data_columns
+from headrace.connectors.files.read.globs import name_glob
 from headrace.connectors.files.read.source import FileSource, FormatName
 from headrace.connectors.files.store import as_given
 from headrace.enumerator.errors import UsageError
@@ -42,11 +43,17 @@ def _duration(option: Option, value: str) -> float:
     return duration_s(f"option '{option.name}'", value)
 
 
+def _name_glob(option: Option, value: str) -> str:
+    glob = text(option, value)
+    name_glob(f"option '{option.name}'", glob)
+    return glob
+
+
 OPTIONS = OptionTable(
     (
         Option("path", text, "the folder or file, as in `load(path)`: a local one, or the URL of an fsspec filesystem"),
         Option("fileFormat", choice(SparkReadFormat), "`parquet` (default), `json` (lines), `csv`, `text`, `avro` or `arrow`"),
-        Option("pathGlobFilter", text, "only files with such names, as `*.csv`", "pattern"),
+        Option("pathGlobFilter", _name_glob, "only files with such names, as `*.csv`", "pattern"),
         Option("order", one_of("time", "name"), "how new files are found: by their times (default), or their names", "order"),
         Option("maxFileAge", _duration, "how far behind the newest file an older one may appear. Default 7d", "max_file_age_s"),
         Option(

@@ -6,7 +6,6 @@ import logging
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ from headrace.connectors.files.read.columns import BadRecords, Columns, digest_o
 from headrace.connectors.files.read.cursor import age_order
 from headrace.connectors.files.read.folders import Folder, FoundFile, archive, open_folder
 from headrace.connectors.files.read.formats import ReadFormat
+from headrace.connectors.files.read.globs import name_glob
 from headrace.connectors.files.read.split import FileSplit, shown
 from headrace.connectors.files.store import TABLES, given_path, is_local
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, StateError, UsageError
@@ -63,6 +63,8 @@ class FilePlan:
         for name in ("split_bytes", "batch_rows", "max_file_age_s"):
             if not getattr(self, name) >= 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)!r}")
+        if self.pattern is not None:
+            name_glob("pattern", self.pattern)
         if self.on_changed_file == "reread" and not self.watch:
             raise UsageError("on_changed_file='reread' needs watch=True: a bounded read ends with what it found first")
         if self.on_changed_file == "reread" and self.order == "name":
@@ -160,7 +162,7 @@ class FilePlan:
 
     def selects_name(self, path: str) -> bool:
         """Whether a file of this path is read, by the pattern for names."""
-        return self.pattern is None or fnmatchcase(path.rsplit("/", 1)[-1], self.pattern)
+        return self.pattern is None or name_glob("pattern", self.pattern).fullmatch(path.rsplit("/", 1)[-1]) is not None
 
     def can_cut(self, path: str) -> bool:
         """Whether a file is read in pieces: one that is removed afterwards is not, as then it is finished at once."""

@@ -38,8 +38,9 @@ class FileSource(Source[FileSplit]):
       checkpoints. Where several processes read, and files are removed meanwhile, give it.
     - `columns`: only these are read, in this order; `_metadata` (path, size, modified) must be asked for. Default: all.
     - `watch`: also read files that come later (default False). `discovery_interval_s` (default 10): seconds between listings.
-    - `pattern`: only files with such names, as `*.csv` (default: all). Names that start with `_` or `.` are never read, so that
-      a file can be written under one and then renamed; neither are empty files.
+    - `pattern`: only files with such names, as `*.csv` (default: all), a glob of Hadoop: `?`, `*`, `[a-c]`, `[^a]`, `{a,b}`,
+      and `\\` as escape. Names that start with `_` or `.` are never read, so that a file can be written under
+      one and then renamed; neither are empty files.
     - `order`: "time" (default) finds files in the order of their modification times, also one that appears late.
       "name" is for names that sort by time, whole paths compared: nothing is remembered but the last one, and a file
       whose name sorts before it is never read.

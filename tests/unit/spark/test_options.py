@@ -10,6 +10,7 @@ import pytest
 
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Timestamp
 from headrace.enumerator.errors import StateError, UsageError
+from headrace.spark.files_read import OPTIONS as FILE_OPTIONS
 from headrace.spark.jvm_checkpoint import JvmCheckpoint
 from headrace.spark.kafka_options import SINK_OPTIONS
 from headrace.spark.kafka_options import SOURCE_OPTIONS as OPTIONS
@@ -499,6 +500,13 @@ def test_where_a_position_is_out_of_range_is_said():
     with pytest.raises(UsageError, match=r"^option 'startingOffsets', t-3: an offset must be between 0") as raised:
         parsed("startingOffsets", '{"t":{"3":-3}}')
     assert raised.value.__cause__ is None
+
+
+def test_a_glob_that_matches_no_name_is_refused_by_its_option():
+    with pytest.raises(UsageError, match=r"^option 'pathGlobFilter' must be a glob for names of files, .*: its `{` has no end"):
+        FILE_OPTIONS.parse({"path": "/in", "pathGlobFilter": "*.{json"})
+    parsed_options, _ = FILE_OPTIONS.parse({"path": "/in", "pathGlobFilter": " *.{json,jsonl} "})
+    assert parsed_options["pathGlobFilter"] == "*.{json,jsonl}"
 
 
 # --- a table ----------------------------------------------------------------------------------------------------------------
