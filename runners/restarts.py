@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import assert_never
 
+from headrace.connectors.base.arguments import at_least_one
 from headrace.enumerator.errors import UsageError
 
 # --- strategies -------------------------------------------------------------------------------------------------------
@@ -37,7 +38,7 @@ class FixedDelay:
     delay_s: float = 1.0
 
     def __post_init__(self) -> None:
-        _at_least("attempts", self.attempts, 1)
+        at_least_one("attempts", self.attempts)
         _at_least("delay", self.delay_s, 0)
 
 
@@ -50,7 +51,7 @@ class FailureRate:
     delay_s: float = 1.0
 
     def __post_init__(self) -> None:
-        _at_least("max-failures-per-interval", self.max_failures_per_interval, 1)
+        at_least_one("max-failures-per-interval", self.max_failures_per_interval)
         _above("failure-rate-interval", self.failure_rate_interval_s, 0)
         _at_least("delay", self.delay_s, 0)
 
@@ -80,7 +81,7 @@ class ExponentialDelay:
         if self.jitter_factor > 1:
             raise UsageError(f"jitter-factor must be at most 1, not {self.jitter_factor}")
         if self.attempts_before_reset_backoff is not None:
-            _at_least("attempts-before-reset-backoff", self.attempts_before_reset_backoff, 1)
+            at_least_one("attempts-before-reset-backoff", self.attempts_before_reset_backoff)
 
 
 RestartStrategy = NoRestart | FixedDelay | FailureRate | ExponentialDelay
@@ -249,10 +250,14 @@ _PARSERS: Mapping[str, Callable[[str, str], float | int | None]] = {
 
 
 def _at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:  # which NaN is not
-        raise UsageError(f"{name} must be at least {least:g}, not {value}")
+    if not _is_number(value) or not value >= least:  # which NaN is not
+        raise UsageError(f"{name} must be at least {least:g}, not {value!r}")
 
 
 def _above(name: str, value: float, limit: float) -> None:
-    if not value > limit:
-        raise UsageError(f"{name} must be more than {limit:g}, not {value}")
+    if not _is_number(value) or not value > limit:
+        raise UsageError(f"{name} must be more than {limit:g}, not {value!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.base.arguments import text
 from headrace.connectors.base.nested import without_views
 from headrace.connectors.base.outputs import DEFAULT_OUTPUT, parts
 from headrace.enumerator.errors import UsageError
@@ -132,7 +133,9 @@ class DeadLetters:
     output: str = field(default=DEFAULT_OUTPUT, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse what is not a function."""
+        """Refuse what is not a name, and what is not a function."""
+        text("topic", self.topic)
+        text("output", self.output)
         if self.then is not None and not callable(self.then):
             raise UsageError(f"then must be a function of a batch, not {self.then!r}")
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from headrace.connectors.base.arguments import seconds
 from headrace.enumerator.envelope import readable_version, stored_number
 from headrace.enumerator.errors import HeadraceError, StateError, UsageError
 from headrace.enumerator.source import (
@@ -119,6 +120,8 @@ class HybridSource(StagedSource[HybridSplit]):
         if isinstance(last, Source) and boundedness not in (None, last.boundedness):
             raise UsageError(f"source {last.name!r} is {last.boundedness.value}: leave the argument boundedness out")
         self._boundedness = last.boundedness if isinstance(last, Source) else boundedness or Boundedness.UNBOUNDED
+        if discovery_interval_s is not None:
+            seconds("discovery_interval_s", discovery_interval_s)
         intervals = [each.discovery_interval_s if isinstance(each, Source) else 300.0 for each in self.stages]
         known_s = min((interval for interval in intervals if interval is not None), default=None)
         self.discovery_interval_s: float | None = known_s if discovery_interval_s is None else discovery_interval_s

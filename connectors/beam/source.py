@@ -21,6 +21,7 @@ from apache_beam.internal import pickler
 from apache_beam.io.iobase import BoundedSource, Read
 from apache_beam.pipeline import AppliedPTransform, PipelineVisitor
 
+from headrace.connectors.base.arguments import arrow_schema, at_least_one
 from headrace.connectors.beam.rows import VALUE, inferred_schema, record_batch, record_batches, table_of
 from headrace.connectors.beam.split import BundleSplit, BundleSplitSerializer
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
@@ -119,10 +120,12 @@ class BeamSource(Source[BundleSplit]):
         bundle_bytes: int | None = None,
     ) -> None:
         """Raises UsageError as the class says."""
-        if bundle_bytes is not None and bundle_bytes < 1:
-            raise UsageError(f"bundle_bytes must be at least 1, not {bundle_bytes}")
-        if schema is not None and not schema.names:
-            raise UsageError("the schema has no columns")
+        if bundle_bytes is not None:
+            at_least_one("bundle_bytes", bundle_bytes)
+        if schema is not None:
+            arrow_schema("schema", schema)
+            if not schema.names:
+                raise UsageError("the schema has no columns")
         self.source: BoundedSource = source if isinstance(source, BoundedSource) else bounded_source(source)
         self.schema: pa.Schema = schema if schema is not None else _schema_by_type(self.source)
         self.bundle_bytes = bundle_bytes

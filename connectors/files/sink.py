@@ -33,7 +33,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from headrace.connectors.base.arguments import at_least_one
+from headrace.connectors.base.arguments import at_least_one, mapping, text
 from headrace.connectors.base.capabilities import EpochRecord, WriterCommit
 from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.guard import AllOrNothing, check_values
@@ -77,7 +77,10 @@ class FileSink(TwoPhaseSink[FileHandle], EpochRecord, WriterCommit):
 
     def __post_init__(self) -> None:
         """Check, and make the path absolute."""
-        object.__setattr__(self, "path", given_path(self.path))
+        object.__setattr__(self, "path", given_path(text("path", self.path)))
+        mapping("storage_options", self.storage_options)
+        if self.compression is not None:
+            text("compression", self.compression)
         if self.format not in list(FileFormat):
             raise UsageError(f"format must be one of {', '.join(FileFormat)}, not {self.format!r}")
         object.__setattr__(self, "format", FileFormat(self.format))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.connectors.base.arguments import text
 from headrace.enumerator.errors import UsageError
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def create_format(
         "recursive": recursive,
     }
     given = {key: value for key, value in all_arguments.items() if value is not None}
-    spec = FORMATS.get(name)
+    spec = FORMATS.get(text("name", name))
     if spec is None:
         raise UsageError(f"format {name!r} is not known; there are {', '.join(FORMAT_NAMES)}")
     if surplus := given.keys() - spec.arguments:

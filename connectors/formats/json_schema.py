@@ -17,6 +17,7 @@ from urllib.parse import unquote, urldefrag
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.base.arguments import at_least, text, texts
 from headrace.connectors.formats.json_values import WholeNumbers
 from headrace.connectors.formats.value_format import DecodedValues, ValueFormat, as_binary, field_tree
 from headrace.enumerator.errors import UsageError
@@ -48,8 +49,11 @@ class JsonSchemaFormat(ValueFormat):
         fields: Sequence[str] | None = None,
         header_bytes: int = 0,
     ) -> None:
+        text("schema", schema)
+        texts("references", references or {})
+        at_least("header_bytes", header_bytes, 0)
         self._made_by = partial(JsonSchemaFormat, schema, references=references, fields=fields, header_bytes=header_bytes)
-        documents = {"": _document(schema), **{name: _document(text) for name, text in (references or {}).items()}}
+        documents = {"": _document(schema), **{name: _document(each) for name, each in (references or {}).items()}}
         self._node = _Reader(documents).node(documents[""], "", "", None if fields is None else field_tree(fields))
         self._values = WholeNumbers(self._node.kind)
         self._header_bytes = header_bytes

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
+from headrace.connectors.base.arguments import zone
 from headrace.connectors.formats.json_lines import json_lines, unwritable
 from headrace.connectors.formats.json_times import UnfitTimes, as_texts, as_times
 from headrace.connectors.formats.value_format import (
@@ -75,6 +76,11 @@ class JsonFormat(ValueFormat):
     """
 
     def __init__(self, arrow_type: pa.DataType, *, time_zone: str | Callable[[], str] = "UTC") -> None:
+        if not isinstance(arrow_type, pa.DataType):
+            raise UsageError(
+                f"arrow_type must be a pyarrow.DataType, such as pa.struct(...) of a schema's fields, not {arrow_type!r}"
+            )
+        zone("time_zone", time_zone)
         self._type = nullable(arrow_type)
         self._time_zone = time_zone
         self._read_type = as_texts(self._type)

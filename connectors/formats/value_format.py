@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.base.arguments import names
 from headrace.connectors.base.nested import visible
 from headrace.enumerator.errors import HeadraceError, UsageError
 
@@ -182,7 +183,7 @@ def quoted_part(name: str) -> str:
 def field_tree(fields: Sequence[str]) -> dict[str, Any]:
     """Dotted names as a tree: an empty one is all of a field."""
     tree: dict[str, Any] = {}
-    for parts in sorted(map(field_path, fields), key=len):
+    for parts in sorted(map(field_path, names("fields", fields)), key=len):
         inside = tree
         for depth, part in enumerate(parts):
             is_whole = part in inside and not inside[part]

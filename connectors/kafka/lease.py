@@ -12,6 +12,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from headrace.connectors.base.arguments import seconds, text
 from headrace.connectors.base.lease import LEAST_TIMEOUT_S, Heartbeat, LeaseStore, parse_heartbeat
 from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import KafkaCluster
@@ -52,7 +53,9 @@ class KafkaLease(LeaseStore):
         """Refuse what cannot be."""
         if not isinstance(self.group, str) or not self.group.strip():
             raise UsageError(f"a lease needs the name of a consumer group, not {self.group!r}")
-        if not self.timeout_s >= LEAST_TIMEOUT_S:
+        text("commit_topic", self.commit_topic)
+        seconds("timeout_s", self.timeout_s)
+        if self.timeout_s < LEAST_TIMEOUT_S:
             raise UsageError(f"the lease's timeout must be at least {LEAST_TIMEOUT_S:g} s, not {self.timeout_s}")
         _ = self.config
 

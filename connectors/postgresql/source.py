@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
+from headrace.connectors.base.arguments import names, text
 from headrace.connectors.postgresql import catalog
 from headrace.connectors.postgresql.added import AddedTables
 from headrace.connectors.postgresql.connection import connect, shown, translated
@@ -86,7 +87,7 @@ class ChangesSource(StagedSource[ChangesSplit]):
         max_transaction_bytes: int = TRANSACTION_BYTES,
     ) -> None:
         """Raises UsageError as the class says."""
-        shown(url)
+        shown(text("url", url))
         if snapshot not in ("initial", "never", "only"):
             raise UsageError(f"snapshot is 'initial', 'never' or 'only', not {snapshot!r}")
         if seam not in ("exact", "overlapping"):
@@ -97,17 +98,17 @@ class ChangesSource(StagedSource[ChangesSplit]):
             if type(number) is not int or number < 1:
                 raise UsageError(f"{what} must be a whole number from 1, not {number!r}")
         self.url: str = url
-        self.publication: str = publication
-        self.slot: str = catalog.check_slot_name(slot)
-        if isinstance(tables, str) or not tables:
-            raise UsageError(f"tables is a list of names, and not {tables!r}")
-        self.tables: tuple[catalog.TablePattern, ...] = tuple(map(catalog.TablePattern.parse, tables))
+        self.publication: str = text("publication", publication)
+        self.slot: str = catalog.check_slot_name(text("slot", slot))
+        self.tables: tuple[catalog.TablePattern, ...] = tuple(map(catalog.TablePattern.parse, names("tables", tables)))
+        if not self.tables:
+            raise UsageError("tables must name one table at least")
         self.snapshot: Snapshot = snapshot
         self.seam: Seam = seam
         self.out_of_range: OutOfRange = out_of_range
         self.chunk_rows: int = chunk_rows
         self.max_transaction_bytes: int = max_transaction_bytes
-        self._metadata = None if metadata is None else tuple(metadata)
+        self._metadata = None if metadata is None else names("metadata", metadata)
         if unknown := [name for name in self._metadata or () if name not in METADATA]:
             raise UsageError(f"metadata is some of {', '.join(METADATA)}, and not {unknown[0]!r}")
         self._followed: tuple[Followed, ...] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from sqlalchemy.engine import Connection, Engine
 
+from headrace.connectors.base.arguments import seconds, text
 from headrace.connectors.base.sink import CommitList, Committer, HandleSerializer, RecordedEpoch, TwoPhaseSink
 from headrace.connectors.sql.arrow import Field
 from headrace.connectors.sql.commits import CommitStore
@@ -21,7 +21,7 @@ from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer
 from headrace.connectors.sql.rows import end_session
 from headrace.connectors.sql.table import Table, check_durable, fields_of, read_table, split_name
 from headrace.connectors.sql.url import driver_engine, product_of, shown, task_engine
-from headrace.enumerator.errors import ProtocolViolationError, UsageError
+from headrace.enumerator.errors import ProtocolViolationError
 
 
 class TableSession(NamedTuple):
@@ -47,10 +47,9 @@ class TableSink(TwoPhaseSink[SqlHandle]):
     lock_timeout_s: float = field(default=30.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        split_name(self.table)
-        product_of(self.url)
-        if not 0 < self.lock_timeout_s < math.inf:
-            raise UsageError(f"lock_timeout_s must be above 0, and finite; got {self.lock_timeout_s}")
+        split_name(text("table", self.table))
+        product_of(text("url", self.url))
+        seconds("lock_timeout_s", self.lock_timeout_s)
 
     def __repr__(self) -> str:
         """Without the password."""

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from headrace.connectors.base.arguments import names
+from headrace.connectors.base.arguments import names, text
 from headrace.connectors.base.capabilities import EpochRecord
 from headrace.connectors.base.change_types import PREIMAGE, check_one_column, deleted_rows
 from headrace.connectors.base.jobs import check_job
@@ -65,7 +65,7 @@ class UpsertSink(TableSink, EpochRecord):
         object.__setattr__(self, "key", names("key", self.key))
         if not self.key or not all(self.key) or len(set(self.key)) != len(self.key):
             raise UsageError(f"the key must name columns, each once; got {list(self.key)}")
-        if self.change_type in self.key:
+        if self.change_type is not None and text("change_type", self.change_type) in self.key:
             raise UsageError(f"column {self.change_type!r} cannot be the change type and a part of the key too")
 
     @property

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from headrace.connectors.base.arguments import names
+from headrace.connectors.base.arguments import names, text
 from headrace.connectors.base.change_types import check_one_column, deleted_rows
 from headrace.connectors.tables.rows import decoded, fitted, fitting_schema, row_numbers
 from headrace.enumerator.envelope import stored_text
@@ -52,7 +52,7 @@ class Changes:
         object.__setattr__(self, "sequence", names("sequence", self.sequence))
         if not self.keys or len(set(self.keys)) != len(self.keys):
             raise UsageError(f"rows are distinguished by one key or more, each named once, not {self.keys!r}")
-        if self.change_type is not None and self.change_type in (*self.keys, *self.sequence):
+        if self.change_type is not None and text("change_type", self.change_type) in (*self.keys, *self.sequence):
             raise UsageError(f"column {self.change_type!r} cannot be the change type and a key or sequence too")
 
     def new_table(self, rows: pa.Schema) -> pa.Schema:

@@ -27,7 +27,7 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 from pyarrow import fs
 
-from headrace.connectors.base.arguments import texts
+from headrace.connectors.base.arguments import text, texts
 from headrace.connectors.files.formats import columns_with_bounds, has_codec
 from headrace.connectors.files.store import is_local, normal_path
 from headrace.connectors.tables.handles import DataFile
@@ -90,7 +90,7 @@ class DeltaSink(OpenTableSink):
 
     def __post_init__(self) -> None:
         """Check, and make a local path absolute."""
-        if not self.uri:
+        if not text("uri", self.uri):
             raise UsageError("a Delta table needs a path or an address")
         local = is_local(self.uri) or self.uri.startswith("file:")
         object.__setattr__(self, "uri", normal_path(self.uri) if local else self.uri.rstrip("/"))

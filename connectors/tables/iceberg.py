@@ -39,6 +39,7 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId, TableRequirement
 from pyiceberg.typedef import Record
 
+from headrace.connectors.base.arguments import mapping, text
 from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.iceberg_files import read_as_it_is
 from headrace.connectors.tables.iceberg_partitions import TablePartition
@@ -77,10 +78,11 @@ class IcebergSink(OpenTableSink):
 
     def __post_init__(self) -> None:
         """Check what can be checked here."""
-        if not all(self.table.split(".")) or "." not in self.table:
+        mapping("catalog", self.catalog)
+        if not all(text("table", self.table).split(".")) or "." not in self.table:
             raise UsageError(f"an Iceberg table is named namespace.table, not {self.table!r}")
         super().__post_init__()
-        _check_address(self.catalog.get("uri", ""))
+        _check_address(text("the catalog's uri", self.catalog.get("uri", "")))
         if self.compression not in ("none", "snappy", "zstd", "gzip", "lz4", "brotli"):
             raise UsageError(f"compression must be none, snappy, zstd, gzip, lz4 or brotli, not {self.compression!r}")
 
@@ -91,7 +93,7 @@ class IcebergSink(OpenTableSink):
 
     def _make(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
         """With its namespace. Partitions are columns, or transforms of columns, such as `bucket(16, id)` and `day(at)`."""
-        partitions = [TablePartition.parse(text, schema, self.table) for text in partition_by]
+        partitions = [TablePartition.parse(each, schema, self.table) for each in partition_by]
         try:
             with _translated(self.table):
                 self._create(_catalog(self.catalog), schema, partitions)

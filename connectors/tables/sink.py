@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from headrace.connectors.base.arguments import at_least_one, names
+from headrace.connectors.base.arguments import arrow_schema, at_least_one, names, text, truth
 from headrace.connectors.base.capabilities import SingleCommit
 from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.script import loads_script
@@ -34,6 +34,8 @@ class OpenTableSink(TwoPhaseSink[TableHandle], SingleCommit):
 
     def __post_init__(self) -> None:
         at_least_one("target_file_bytes", self.target_file_bytes)
+        text("compression", self.compression)
+        truth("merge_schema", self.merge_schema)
         changes: object = self.changes  # by a caller without a type checker
         if not isinstance(changes, Changes | None):
             raise UsageError(f"changes must be headrace's Changes(keys=...), not {changes!r}")
@@ -89,6 +91,7 @@ class OpenTableSink(TwoPhaseSink[TableHandle], SingleCommit):
         column of the change type is none of the table's. Raises UsageError for what the format has no type or partitions for.
         Does nothing where multiprocessing loads a script again, as for `Pipeline.run`: the script has called it before.
         """
+        arrow_schema("schema", schema)
         columns = names("partition_by", partition_by)
         if loads_script():  # a library that has threads by then is of no use to what is forked from this process
             return

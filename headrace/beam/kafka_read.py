@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from headrace.beam.kafka_records import KafkaRecord, as_kafka_records, as_pairs
 from headrace.beam.typed_rows import AsRows, row_type
+from headrace.connectors.base.arguments import at_least, mapping, text, truth
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.positions import Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.properties import Isolation
@@ -144,6 +145,15 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
     ) -> None:
         super().__init__()
         _no_java(expansion_service, key_deserializer, value_deserializer, consumer_factory_fn_class, consumer_factory_fn_params)
+        flags = {
+            "commit_offset_in_finalize": commit_offset_in_finalize,
+            "with_metadata": with_metadata,
+            "redistribute": redistribute,
+            "allow_duplicates": allow_duplicates,
+        }
+        for name, given in flags.items():
+            truth(name, given)
+        at_least("redistribute_num_keys", redistribute_num_keys, 0)
         _refuse_contradictions(output, with_metadata, columns, (value_format, key_format))
         config = _Config.of(consumer_config, commit=commit_offset_in_finalize)
         self._event_time = _event_time(timestamp_policy)
@@ -167,7 +177,7 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         source = replace(source, value=value_format, key=key_format, on_bad_record=on_bad_record, bad_batches=bad_batches)
         source = _with_columns(source, columns, _columns(output, with_metadata, self._event_time), self._event_time)
         self._read = _read(source, self._event_time, limit, read_s, num_readers, start_from_savepoint, publish=config.commit)
-        self._redistribution = beam.Reshuffle(int(redistribute_num_keys) or None) if redistribute else None
+        self._redistribution = beam.Reshuffle(redistribute_num_keys or None) if redistribute else None
         self._elements = _elements(output, with_metadata, source.schema, self._event_time)
 
     def expand(self, pbegin: Any) -> Any:
@@ -198,6 +208,7 @@ class _Config:
 
         Raises UsageError naming what cannot be honoured.
         """
+        mapping("consumer_config", consumer_config)
         given = {str(name).lower(): _text(value) for name, value in consumer_config.items()}
         for name in ("key.deserializer", "value.deserializer"):
             if name in given:
@@ -234,7 +245,8 @@ class _Config:
     def start(self, start_read_time: int | None) -> Position:
         """KafkaIO's order: the time, the group's committed offsets, auto.offset.reset."""
         if start_read_time is not None:
-            return Timestamp(int(start_read_time))
+            at_least("start_read_time", start_read_time, 0)
+            return Timestamp(start_read_time)
         reset = Earliest() if self.reset == "earliest" else Latest()
         return reset if self.group is None else Committed(self.group, fallback=reset)
 
@@ -326,7 +338,7 @@ def _event_time(timestamp_policy: str) -> EventTime:
         ReadFromKafka.create_time_policy: ColumnTime("timestamp"),
         ReadFromKafka.log_append_time: LogAppendTime(),
     }
-    if timestamp_policy not in policies:
+    if text("timestamp_policy", timestamp_policy) not in policies:
         raise UsageError(f"timestamp_policy must be one of {', '.join(policies)}, not {timestamp_policy!r}")
     return policies[timestamp_policy]
 

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
+from headrace.connectors.base.arguments import mapping, truth
 from headrace.connectors.beam.values import UNFIT, array_of, fields_of, same_but_for_units
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.sasl import SaslConfig
@@ -91,6 +92,7 @@ class WriteToKafka(beam.PTransform[Any, Any]):
     ) -> None:
         """See the class."""
         super().__init__()
+        truth("with_headers", with_headers)
         for name, serializer in (("key_serializer", key_serializer), ("value_serializer", value_serializer)):
             if serializer != self.byte_array_serializer:
                 raise UsageError(
@@ -139,6 +141,7 @@ class WriteToKafka(beam.PTransform[Any, Any]):
 
 def _properties(producer_config: Mapping[str, Any]) -> dict[str, str]:
     """Names and values as the Java producer has them; UsageError names what cannot be honoured."""
+    mapping("producer_config", producer_config)
     given = {str(name).lower(): str(value) for name, value in producer_config.items()}
     for name in ("key.serializer", "value.serializer"):
         if name in given:

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from apache_beam.io.iobase import WatermarkEstimator
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration, Timestamp
 
+from headrace.connectors.base.arguments import text
 from headrace.enumerator.errors import UsageError
 
 IDLE_LAG = Duration(seconds=2)
@@ -36,6 +37,9 @@ class ColumnTime:
     """Records happen when their timestamp column says. A null means: at the beginning of time."""
 
     column: str
+
+    def __post_init__(self) -> None:
+        text("column", self.column)
 
     def micros(self, batch: pa.RecordBatch) -> pa.Int64Array:
         """From a timestamp column of any unit; nanoseconds are cut. Raises UsageError for a column that is none."""

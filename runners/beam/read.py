@@ -17,6 +17,7 @@ from apache_beam.transforms.core import RestrictionProvider, WatermarkEstimatorP
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
 
+from headrace.connectors.base.arguments import at_least_one, seconds, truth
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.ledger import SplitState
@@ -301,16 +302,22 @@ class ReadFromSource(beam.PTransform[Any, Any]):
     ) -> None:
         """Reads the savepoint, if there is one. `record_type` is the type hint of what `rows` makes."""
         super().__init__()
+        if not isinstance(source, Source):
+            raise UsageError(f"ReadFromSource reads a headrace Source, not {type(source).__name__}")
         source = source.in_one_stage()
         check_needs_no_ends(source, "Beam")
         if output not in ("records", "arrow"):
             raise UsageError(f'output must be "records" or "arrow", not {output!r}')
-        if discovery_interval_s is not None and discovery_interval_s <= 0:
-            raise UsageError(f"discovery_interval_s must be positive seconds or None, not {discovery_interval_s}")
-        if read_s <= 0:
-            raise UsageError(f"read_s must be positive seconds, not {read_s}")
-        if num_readers is not None and num_readers < 1:
-            raise UsageError(f"num_readers must be at least 1, not {num_readers}")
+        if discovery_interval_s is not None:
+            seconds("discovery_interval_s", discovery_interval_s)
+        seconds("read_s", read_s)
+        truth("publish", publish)
+        if not isinstance(limit, Limit | None):
+            raise UsageError(f"limit must be a Limit(records, seconds), not {limit!r}")
+        if not callable(rows):
+            raise UsageError(f"rows must be a function of a batch, not {rows!r}")
+        if num_readers is not None:
+            at_least_one("num_readers", num_readers)
         self._source = source
         self._output = output
         self._rows = rows

@@ -13,6 +13,7 @@ from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
 
+from headrace.connectors.base.arguments import at_least_one, seconds
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.pauses import POLL_TIMEOUT_S
@@ -38,8 +39,10 @@ class Limit:
     def __post_init__(self) -> None:
         if self.records is None and self.seconds is None:
             raise UsageError("a limited read needs a number of records, or of seconds")
-        if (self.records is not None and self.records < 1) or (self.seconds is not None and self.seconds <= 0):
-            raise UsageError(f"limits must be positive, not {self.records} records and {self.seconds} seconds")
+        if self.records is not None:
+            at_least_one("the limit of records", self.records)
+        if self.seconds is not None:
+            seconds("the limit of time", self.seconds)
 
 
 class ReadLimited(beam.DoFn):

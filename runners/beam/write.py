@@ -33,6 +33,7 @@ from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
+from headrace.connectors.base.arguments import at_least_one
 from headrace.connectors.base.capabilities import SingleCommit, WriterCommit, shards_of
 from headrace.connectors.base.commit import CleanedUp, CleanUp, Copied, Copy, End, Ended
 from headrace.connectors.base.immediate import ImmediateSink
@@ -125,8 +126,10 @@ class WriteExactlyOnce(beam.PTransform[Any, Any]):
         Raises UsageError for a number below 1, for one given with a table, and for a table that is written by changes of keys.
         """
         super().__init__()
-        if shards is not None and shards < 1:
-            raise UsageError(f"at least 1 shard is needed, not {shards}")
+        if not isinstance(sink, TwoPhaseSink):
+            raise UsageError(f"WriteExactlyOnce writes to a TwoPhaseSink, not to {type(sink).__name__}")
+        if shards is not None:
+            at_least_one("shards", shards)
         if isinstance(sink, SingleCommit) and sink.refuses_epochs_by_their_rows:
             raise UsageError(
                 f"{type(sink).__name__} with changes by key may refuse an epoch as it is merged, and under Beam a checkpoint "

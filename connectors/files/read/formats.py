@@ -8,6 +8,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from headrace.connectors.base.arguments import zone
 from headrace.connectors.files.read.columnar import ArrowIpc, Avro, ColumnarFormat, Parquet
 from headrace.connectors.files.read.columns import FileColumns, FileRows, plain_schema
 from headrace.connectors.files.read.lines import (
@@ -43,6 +44,7 @@ class ReadFormat:
         """Refuse what there is not."""
         if self.name not in NAMES:
             raise UsageError(f"format must be one of {', '.join(NAMES)}, or Csv(...), not {self.name!r}")
+        zone("time_zone", self.time_zone)
         if isinstance(self.time_zone, str):
             check_zone(self.time_zone)
 

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 from pyarrow import json as arrow_json
 
+from headrace.connectors.base.arguments import names, truth
 from headrace.connectors.files.read.columns import BadRow, FileRows, check_names
 from headrace.connectors.files.read.split import FileSplit
 from headrace.connectors.formats.json_times import as_texts, with_times
@@ -74,8 +75,10 @@ class Csv:
             letter = getattr(self, name)
             if not isinstance(letter, str) or len(letter) != 1 or not letter.isascii() or letter in "\r\n":
                 raise UsageError(f"{name} must be one character of ASCII, not {letter!r}")
-        if isinstance(self.null_values, str):
-            raise UsageError(f"null_values must be a list of texts, not {self.null_values!r}")
+        for name in ("header", "newlines_in_values"):
+            truth(name, getattr(self, name))
+        if self.null_values is not None:
+            names("null_values", self.null_values)
 
 
 def _parsing(csv: Csv) -> arrow_csv.ParseOptions:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from headrace.connectors.base.arguments import names
+from headrace.connectors.base.arguments import at_least_one, names, seconds, text, truth
 from headrace.connectors.files.read.columns import BadRecords, Columns, digest_of, partition_schema
 from headrace.connectors.files.read.cursor import age_order
 from headrace.connectors.files.read.folders import Folder, FoundFile, archive, open_folder
@@ -60,11 +60,9 @@ class FilePlan:
         for name, kinds in (("order", Order), ("on_changed_file", ChangedFiles), ("on_bad_record", BadRecords)):
             if getattr(self, name) not in get_args(kinds):
                 raise UsageError(f"{name} must be one of {', '.join(get_args(kinds))}, not {getattr(self, name)!r}")
-        for name in ("split_bytes", "batch_rows", "max_file_age_s"):
-            if not getattr(self, name) >= 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)!r}")
+        self._check_kinds()
         if self.pattern is not None:
-            name_glob("pattern", self.pattern)
+            name_glob("pattern", text("pattern", self.pattern))
         if self.on_changed_file == "reread" and not self.watch:
             raise UsageError("on_changed_file='reread' needs watch=True: a bounded read ends with what it found first")
         if self.on_changed_file == "reread" and self.order == "name":
@@ -75,6 +73,20 @@ class FilePlan:
             self._check_archive(str(self.after_read))
         if self.given is not None:
             _ = self.columns
+
+    def _check_kinds(self) -> None:
+        for name in ("split_bytes", "batch_rows"):
+            at_least_one(name, getattr(self, name))
+        for name in ("watch", "fail_on_data_loss"):
+            truth(name, getattr(self, name))
+        seconds("max_file_age_s", self.max_file_age_s)
+        if self.max_file_age_s < 1:
+            raise UsageError(f"max_file_age_s must be at least 1, not {self.max_file_age_s!r}")
+        if self.after_read is not None:
+            text("after_read", self.after_read)
+        known = (hasattr(self.filesystem, name) for name in ("invalidate_cache", "get_file_info"))
+        if self.filesystem is not None and not any(known):
+            raise UsageError(f"filesystem must be an object of fsspec or pyarrow.fs, not {self.filesystem!r}")
 
     def _check_archive(self, after_read: str) -> None:
         target = after_read.removeprefix(_ARCHIVE)

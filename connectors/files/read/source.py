@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 import pyarrow as pa
 
-from headrace.connectors.base.arguments import names
+from headrace.connectors.base.arguments import arrow_schema, mapping, names, seconds, text
 from headrace.connectors.files.formats import FileFormat
 from headrace.connectors.files.read.columns import BadRecords, plain_schema
 from headrace.connectors.files.read.cursor import Remembered
@@ -19,7 +19,6 @@ from headrace.connectors.files.read.lines import Csv
 from headrace.connectors.files.read.plan import ChangedFiles, FilePlan, Order
 from headrace.connectors.files.read.reader import FileReader
 from headrace.connectors.files.read.split import FileSplit, FileSplitSerializer
-from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import Boundedness, JsonObject, Source
 
 FormatName = Literal["parquet", "arrow", "avro", "jsonl", "csv", "text"]
@@ -90,13 +89,14 @@ class FileSource(Source[FileSplit]):
         filesystem: Any = None,  # noqa: ANN401 - of fsspec or pyarrow
     ) -> None:
         """Raises UsageError as the class says."""
-        if schema is not None and not isinstance(schema, pa.Schema):
-            raise UsageError(f"schema must be a pyarrow.Schema, not {schema!r}")
+        if schema is not None:
+            arrow_schema("schema", schema)
+        if storage_options is not None:
+            mapping("storage_options", storage_options)
+        seconds("discovery_interval_s", discovery_interval_s)
         self.discovery_interval_s: float | None = discovery_interval_s if watch else None
-        if self.discovery_interval_s is not None and not self.discovery_interval_s > 0:
-            raise UsageError(f"discovery_interval_s must be positive seconds, not {self.discovery_interval_s!r}")
         self.plan: FilePlan = FilePlan(
-            fspath(path),
+            text("path", fspath(path) if isinstance(path, PathLike) else path),
             ReadFormat("csv", format, time_zone) if isinstance(format, Csv) else ReadFormat(_name(format), _NO_CSV, time_zone),
             None if schema is None else plain_schema(schema),
             None if columns is None else names("columns", columns),

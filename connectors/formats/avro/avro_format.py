@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from headrace.connectors.base.arguments import at_least, names, texts
 from headrace.connectors.formats.avro import decode as kernel
 from headrace.connectors.formats.avro.program import Program, arrow_type, check_resolves, compile_program
 from headrace.connectors.formats.avro.recursion import JsonFields, Recursive, with_texts, without_recursive
@@ -48,6 +49,9 @@ class AvroFormat(ValueFormat):
         header_bytes: int = 0,
         recursive: Recursive = "refuse",
     ) -> None:
+        texts("references", references or {})
+        texts("reader_references", reader_references or {})
+        at_least("header_bytes", header_bytes, 0)
         self._made_by = partial(
             AvroFormat,
             schema,
@@ -61,7 +65,7 @@ class AvroFormat(ValueFormat):
         self._writer = parse(schema, references)
         others = references if reader_references is None else reader_references
         reader = self._writer if reader_schema is None else parse(reader_schema, others)
-        asked = reader if fields is None else only(reader, fields)
+        asked = reader if fields is None else only(reader, names("fields", fields))
         if recursive not in ("refuse", "json"):
             raise UsageError(f"recursive must be 'refuse' or 'json', not {recursive!r}")
         self._reader, paths = without_recursive(asked) if recursive == "json" else (asked, ())

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.base.arguments import at_least, names, text, texts
 from headrace.connectors.formats.protobuf import schema as messages
 from headrace.connectors.formats.protobuf.columns import beyond, picked, struct_of
 from headrace.connectors.formats.protobuf.compiler import descriptor_set
@@ -50,6 +51,14 @@ class ProtobufFormat(ValueFormat):
         fields: Sequence[str] | None = None,
         header_bytes: int = 0,
     ) -> None:
+        if not isinstance(schema, bytes):
+            text("schema", schema)
+        texts("references", references or {})
+        if message is not None:
+            text("message", message)
+        if fields is not None:
+            names("fields", fields)
+        at_least("header_bytes", header_bytes, 0)
         files = descriptor_set(schema, references)
         self.message: str = messages.first_message(files) if message is None else message
         # Pickled by the descriptors, so that no task needs a compiler.

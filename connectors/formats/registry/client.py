@@ -22,6 +22,7 @@ from uuid import UUID
 
 import tenacity
 
+from headrace.connectors.base.arguments import seconds, text, texts
 from headrace.connectors.formats.registry.config import Access, RegistryConfig, registry_config
 from headrace.connectors.formats.registry.schemas import (
     RegisteredSchema,
@@ -101,10 +102,10 @@ class _Known:
             self.unknown.clear()
         self.unknown[key] = time.monotonic()
 
-    def unknown_since(self, key: _Key, seconds: float) -> bool:
+    def unknown_since(self, key: _Key, wait_s: float) -> bool:
         """Whether the registry has said within this many seconds that there is none."""
         said = self.unknown.get(key)
-        return said is not None and time.monotonic() - said < seconds
+        return said is not None and time.monotonic() - said < wait_s
 
 
 _known: dict[RegistryConfig, _Known] = {}
@@ -140,8 +141,9 @@ class SchemaRegistry:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
-        if not 0 < self.deadline_s < float("inf"):
-            raise UsageError(f"deadline_s must be a positive number of seconds, not {self.deadline_s!r}")
+        text("url", self.url)
+        texts("properties", self.properties)
+        seconds("deadline_s", self.deadline_s)
         _ = self.config
         _urllib3()
 

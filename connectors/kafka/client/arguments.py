@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from headrace.connectors.base.arguments import mapping, text
 from headrace.connectors.kafka.client.properties import ClientConfig, check_not_ignored
 from headrace.connectors.kafka.client.sasl import SASL_PROPERTIES, SaslConfig
 from headrace.connectors.security.tls import TLS_PROPERTIES
@@ -23,9 +24,7 @@ def client_config(
     login: object = sasl
     if login is not None and not isinstance(login, SaslConfig):
         raise UsageError(f"sasl must be a SaslConfig or None, not {type(login).__name__}")
-    unchecked: object = bootstrap
-    if not isinstance(unchecked, str):
-        raise UsageError(f"bootstrap must be a string like 'host:9092,other:9092', not {type(unchecked).__name__}")
+    text("bootstrap", bootstrap)
     given = _by_name(properties)
     for argument, (name, value) in {"bootstrap": ("bootstrap.servers", bootstrap), **arguments}.items():
         if value is None:
@@ -40,18 +39,15 @@ def client_config(
     return _with_sasl(given, sasl)
 
 
-def _by_name(properties: object) -> dict[str, str]:
+def _by_name(properties: Mapping[str, object]) -> dict[str, str]:
     """The properties by their names in lower case. No message repeats a value, which may be a password."""
-    if not isinstance(properties, Mapping):
-        raise UsageError(f"properties must be a mapping like {{'client.id': 'x'}}, not {type(properties).__name__}")
+    mapping("properties", properties)
     given: dict[str, str] = {}
     for name, value in properties.items():
-        if not isinstance(name, str):
-            raise UsageError(f"the names of properties are strings, not {name!r}")
         if not isinstance(value, str | int | float):
             raise UsageError(f"the property {name} must be a string, a number or a truth value, not {type(value).__name__}")
-        text = str(value).lower() if isinstance(value, bool) else str(value).strip()
-        if given.setdefault(name.lower(), text) != text:
+        written = str(value).lower() if isinstance(value, bool) else str(value).strip()
+        if given.setdefault(name.lower(), written) != written:
             raise UsageError(f"the property {name.lower()} is given twice, with another value")
     return given
 

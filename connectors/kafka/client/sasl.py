@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
+from headrace.connectors.base.arguments import text
 from headrace.connectors.security.endpoint import Http, shown
 from headrace.connectors.security.renewal import Renewal
 from headrace.connectors.security.tokens import AZURE_IMDS, ClientCredentials, FileTokens, ManagedIdentity, MskTokens
@@ -67,6 +68,10 @@ class SaslConfig:
         """Raise `UsageError` for an unknown mechanism or missing credentials."""
         if self.mechanism not in _MECHANISMS:
             raise UsageError(f"sasl.mechanism must be one of {', '.join(_MECHANISMS)}, not {self.mechanism!r}")
+        for name in ("username", "password"):
+            if getattr(self, name) is not None:
+                text(name, getattr(self, name))
+        text("kerberos_service_name", self.kerberos_service_name)
         if self.mechanism in _WITH_PASSWORD and (not self.username or self.password is None):
             raise UsageError(
                 f"sasl.mechanism {self.mechanism} needs a user name and a password, in sasl.jaas.config or in SaslConfig"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Self
 import pyarrow as pa
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
+from headrace.connectors.base.arguments import seconds, text, truth
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import shared_cluster
@@ -153,12 +153,11 @@ class KafkaSource(LogSource[KafkaSplit]):
         """Raise UsageError for a value of another kind than its argument takes."""
         for name in ("pattern", "group", "isolation_level"):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise UsageError(f"{name} must be a string, not {value!r}")
+            if value is not None:
+                text(name, value)
         if isinstance(self.columns, str) or not _are_names(self.columns):
             raise UsageError(f"columns must be a list of names, not {self.columns!r}")
-        if not isinstance(self.fail_on_data_loss, bool):
-            raise UsageError(f"fail_on_data_loss must be True or False, not {self.fail_on_data_loss!r}")
+        truth("fail_on_data_loss", self.fail_on_data_loss)
         budget: object = self.fetch_budget_bytes
         if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1 << 20:
             raise UsageError(f"fetch_budget_bytes must be a whole number of at least 1 MiB, not {budget!r}")
@@ -174,9 +173,8 @@ class KafkaSource(LogSource[KafkaSplit]):
             raise UsageError(f"bad_timestamps must be 'error' or 'null', not {self.bad_timestamps!r}")
         if self.bad_batches not in ("error", "skip"):
             raise UsageError(f"bad_batches must be 'error' or 'skip', not {self.bad_batches!r}")
-        interval: object = self.discovery_interval_s
-        if interval is not None and not _is_positive(interval):
-            raise UsageError(f"discovery_interval_s must be positive seconds or None, not {interval!r}")
+        if self.discovery_interval_s is not None:
+            seconds("discovery_interval_s", self.discovery_interval_s)
 
     @functools.cached_property
     def config(self) -> ClientConfig:
@@ -432,10 +430,6 @@ class KafkaSource(LogSource[KafkaSplit]):
 
 def _are_names(values: object) -> bool:
     return isinstance(values, Collection) and all(isinstance(value, str) and value for value in values)
-
-
-def _is_positive(seconds: object) -> bool:
-    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf
 
 
 def _numbered(partitions: object) -> tuple[TopicPartition, ...]:

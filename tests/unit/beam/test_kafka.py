@@ -102,8 +102,8 @@ def test_other_properties_reach_the_client_and_may_be_numbers_and_booleans():
         ({"topics": None}, "give exactly one of topics, pattern and partitions"),
         ({"pattern": "t.*"}, "give exactly one of topics, pattern and partitions"),
         ({"topics": "t"}, "topics must be a non-empty list"),
-        ({"max_num_records": 0}, "limits must be positive"),
-        ({"max_read_time": -1}, "limits must be positive"),
+        ({"max_num_records": 0}, "the limit of records must be a whole number, at least 1"),
+        ({"max_read_time": -1}, "the limit of time must be positive seconds"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(arguments, message):

@@ -774,7 +774,7 @@ def test_a_limit_of_time_ends_an_unbounded_source():
         ({"output": "pandas"}, 'output must be "records" or "arrow"'),
         ({"discovery_interval_s": 0}, "discovery_interval_s must be positive"),
         ({"read_s": 0}, "read_s must be positive"),
-        ({"num_readers": 0}, "num_readers must be at least 1"),
+        ({"num_readers": 0}, "num_readers must be a whole number, at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, message):

@@ -39,7 +39,7 @@ CONFIG = {"bootstrap.servers": "host:9092"}
         ({"key_serializer": "org.apache.kafka.common.serialization.LongSerializer"}, "key_serializer=.*LongSerializer"),
         ({"value_serializer": "org.apache.kafka.common.serialization.LongSerializer"}, "value_serializer=.*LongSerializer"),
         ({"delivery": "at-most-once"}, "delivery must be .*at-most-once"),
-        ({"delivery": "exactly-once", "num_shards": 0}, "at least 1 shard"),
+        ({"delivery": "exactly-once", "num_shards": 0}, "shards must be a whole number, at least 1, not 0"),
         ({"delivery": "exactly-once", "transactional_id_prefix": "a b"}, "a b"),
         ({"producer_config": {}}, r"bootstrap\.servers"),
         ({"producer_config": {**CONFIG, "value.serializer": "x"}}, "value_serializer says it"),

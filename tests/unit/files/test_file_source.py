@@ -976,7 +976,7 @@ def test_a_local_file_that_may_not_be_read(tmp_path):
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"format": "orc"}, "format must be one of parquet, arrow, avro, jsonl, text, csv, or Csv"),
     ({"order": "size"}, "order must be one of time, name"), ({"on_bad_record": "null"}, "on_bad_record must be one of fail"),
-    ({"on_changed_file": "reread"}, "needs watch=True"), ({"split_bytes": 0}, "split_bytes must be at least 1"),
+    ({"on_changed_file": "reread"}, "needs watch=True"), ({"split_bytes": 0}, "split_bytes must be a whole number, at least 1"),
     ({"on_changed_file": "reread", "watch": True, "order": "name"}, "needs order='time'"),
     ({"after_read": "move"}, "after_read must be 'delete' or 'archive:<folder>'"),
     ({"after_read": "archive:/in/done"}, "must not be in the folder that is read"),

@@ -34,8 +34,8 @@ def source_of(**options: Any) -> ChangesSource:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tables": "orders"}, "tables is a list of names, and not 'orders'"),
-        ({"tables": []}, "tables is a list of names"),
+        ({"tables": "orders"}, "tables must be a list of names, not 'orders'"),
+        ({"tables": []}, "tables must name one table at least"),
         ({"tables": ["a.b.c"]}, "'a.b.c' does not name a table"),
         ({"slot": "orders"}, "'orders' cannot be our slot: the name must start with headrace_"),
         ({"snapshot": "all"}, "snapshot is 'initial', 'never' or 'only', not 'all'"),
