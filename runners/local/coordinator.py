@@ -236,6 +236,7 @@ class _Coordination:
         self._core = self._core_from(restored, number + 1)
         self._committer = RunCommitter(store, pipeline.sink, restored, number, self._is_stored, pipeline.source.check_readable)
         self._job: JobCommitter[Any] = JobCommitter(store.registry.run, self._committer)
+        self._has_recovered = False
         self._stored_id = 0
         self._measuring = ThreadPoolExecutor(1, "lag")
         positions, wait_s = None if restored is None else restored.positions, settings.schedule.longest_wait_s
@@ -256,7 +257,12 @@ class _Coordination:
             enumerator = restore_enumerator(assignment, positions, **common)  # type: ignore[arg-type]
         assert isinstance(enumerator, BalancedPieces)
         return RunCore(
-            enumerator, settings.schedule, self._order.restarts, next_number=next_number, last_checkpoint_id=self._store.last_id
+            enumerator,
+            settings.schedule,
+            self._order.restarts,
+            next_number=next_number,
+            last_checkpoint_id=self._store.last_id,
+            uncommitted=0 if restored is None or restored.completed else len(restored.handles),
         )
 
     def run(self) -> RunOutcome:
@@ -272,7 +278,10 @@ class _Coordination:
         with usable(f"the folder for savepoints {folder}"):
             path = None if folder is None else take_savepoint(self._store.files, folder)
         if not outcome.finished and settings.retention is Retention.DELETE_ON_CANCELLATION:
-            self._committer.forget()
+            if self._has_recovered:
+                self._committer.forget()
+            else:
+                log.warning("the checkpoints stay, as the run was stopped before it had reached its sink")
         return replace(outcome, savepoint=path)
 
     def _ran(self) -> RunOutcome:
@@ -297,8 +306,8 @@ class _Coordination:
 
     def _publish_last(self) -> None:
         """Wait some time for the last positions of a run that has ended well: no later ones are another try."""
-        if self._outcome is None or self._outcome.error is not None:
-            return
+        if self._outcome is None or self._outcome.error is not None or not self._stored_id:
+            return  # without a checkpoint there are none, and the first discovery may keep its thread for a minute
         deadline_s = time.monotonic() + PUBLISH_S
 
         def publish() -> None:
@@ -445,6 +454,7 @@ class _Coordination:
 
     def _recover(self) -> None:
         self._job.recover()
+        self._has_recovered = True
         self._events.put(run.RunRecovered())
 
     def _commit(self, checkpoint: Checkpoint[Any], handles: tuple[Any, ...]) -> None:

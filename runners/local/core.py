@@ -123,11 +123,13 @@ class RunCore(Generic[SplitT, HandleT]):
         *,
         next_number: int,
         last_checkpoint_id: int,
+        uncommitted: int = 0,
     ) -> None:
         """Around a fresh or a restored enumerator.
 
         `restarts`: the failures of the run so far, to which those of workers are added. `next_number`: above that of every
-        worker the job ever had. `last_checkpoint_id`: the highest of any checkpoint.
+        worker the job ever had. `last_checkpoint_id`: the highest of any checkpoint. `uncommitted`: how many handles of the
+        last one may not be committed yet, which recovery does.
         """
         self.phase = RunPhase.CREATED
         self.coordinator: Coordinator[SplitT] = Coordinator(enumerator)
@@ -144,6 +146,7 @@ class RunCore(Generic[SplitT, HandleT]):
         self._staged = 0
         self._paused = False
         self._stopping = False
+        self._uncommitted = uncommitted
         self._failures = 0
         self._prepared: list[run.WorkerHandle[HandleT]] = []
         self._committing: tuple[run.WorkerHandle[HandleT], ...] = ()
@@ -207,12 +210,17 @@ class RunCore(Generic[SplitT, HandleT]):
             case run.JoinTimeout():
                 return self._assemble()
             case run.StopRequested():
-                self._stopping = True
-                return self._force()
+                return self._stop()
             case ev.SplitsDiscovered() | ev.SplitsGone() | ev.FinishedReported() | ev.DiscoveryFailed() | ev.DiscoveryDue():
                 return self._core(event)
             case _:
                 assert_never(event)
+
+    def _stop(self) -> list[run.RunCommand[SplitT, HandleT]]:
+        self._stopping = True
+        if self.phase is RunPhase.RECOVERING and not self._uncommitted:
+            return self._end(finished=False)  # no row is read yet, and recovery may wait for a server for a minute
+        return self._force()
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -474,6 +482,8 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
         for phase in (RunPhase.RECOVERING, *_OPEN)
         for event in (run.WorkerJoined, run.WorkerSilent, run.RestartDue, run.StopRequested)
     },
+    # ENDED: nothing is read yet, and nothing of an earlier lifetime is to be committed
+    (RunPhase.RECOVERING, run.StopRequested): (RunPhase.RECOVERING, RunPhase.ENDED),
     **{
         (phase, event): (phase,)
         for phase in _OPEN

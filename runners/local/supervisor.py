@@ -151,7 +151,7 @@ class CoordinatorProcess:
             if self.stopping.is_set():
                 self.stop()
             try:
-                return self._outcome(ours, process)
+                return self._outcome(ours, process, order)
             finally:
                 self._coordinator = None
                 assert process.pid is not None
@@ -161,24 +161,45 @@ class CoordinatorProcess:
                     raise RunFailedError(f"processes of group {process.pid} cannot be killed: a successor may not start")
                 reap_group(process.pid)
 
-    def _outcome(self, coordinator: Connection, process: Any) -> RunOutcome:  # noqa: ANN401 - of multiprocessing's context
-        """What the coordinator says last. Before it states which run it is of, and each failure of its workers."""
+    def _outcome(
+        self,
+        coordinator: Connection,
+        process: Any,  # noqa: ANN401 - of multiprocessing's context
+        order: CoordinatorOrder,
+    ) -> RunOutcome:
+        """What the coordinator says last. Before it states which run it is of, and each failure of its workers.
+
+        One that is to stop before it has its checkpoints is not waited for: it may wait for their store, and has done nothing.
+        """
+        has_checkpoints = False
         with suppress(EOFError, OSError):  # it died before it could tell
             while (ready := wait([coordinator, process.sentinel], LOOK_S)) != [process.sentinel] or coordinator.poll():
                 self._watch()
                 if not ready:
+                    if self.stopping.is_set() and not has_checkpoints:
+                        return _stopped_at_start(order)
                     continue
                 match coordinator.recv():
                     case RunOutcome() as outcome:
                         return outcome
                     case RunBegan(run):
-                        self.run_name = run
+                        self.run_name, has_checkpoints = run, True
                     case Restarts() as restarts:
                         self.restarts = restarts
         process.join()
         if process.exitcode == CALLED_AGAIN:
             return RunOutcome(error=CALLED_AGAIN_ERROR, kinds=(UsageError.__name__,), is_final=True)
         return RunOutcome(error=f"the coordinator's process ended with status {process.exitcode}")
+
+
+def _stopped_at_start(order: CoordinatorOrder) -> RunOutcome:
+    """Where the run has read nothing yet, and a savepoint is not asked for, it is stopped as any other."""
+    if order.run is None and order.settings.savepoints is None:
+        return RunOutcome()
+    missing = "a last checkpoint" if order.settings.savepoints is None else "a savepoint"
+    return RunOutcome(
+        error=f"stopped, without {missing}, before {order.settings.checkpoints} was read", kinds=(RunFailedError.__name__,)
+    )
 
 
 def _started(

@@ -64,10 +64,11 @@ from tests.soak import run_soak
 SPLITS = [MemorySplit(name, 0) for name in "abcd"]
 
 
-def core(schedule=None, strategy=None, workers=2, first=5):
+def core(schedule=None, strategy=None, workers=2, first=5, uncommitted=0):
     enumerator = create_enumerator(BalancedEnumerator, parallelism=workers)
     restarts = Restarts(strategy or FixedDelay(3, 2.0))
-    return RunCore(enumerator, schedule or RunSchedule(10.0), restarts, next_number=first, last_checkpoint_id=7)
+    schedule = schedule or RunSchedule(10.0)
+    return RunCore(enumerator, schedule, restarts, next_number=first, last_checkpoint_id=7, uncommitted=uncommitted)
 
 
 @pytest.mark.parametrize(("interval_s", "max_delay_s", "linger_s"), [
@@ -452,6 +453,17 @@ def test_a_stop_before_the_first_discovery_has_nothing_to_store():
     run.handle(RunStarted())
     run.handle(RunRecovered())
     assert only(EndRun, run.handle(StopRequested())) == EndRun(finished=False)
+
+
+def test_a_stop_while_the_run_recovers_ends_it_if_nothing_is_to_be_committed():
+    """Recovery may wait for a server for a minute."""
+    run = core()
+    run.handle(RunStarted())
+    assert only(EndRun, run.handle(StopRequested())) == EndRun(finished=False)
+    run = core(uncommitted=1)
+    run.handle(RunStarted())
+    assert run.handle(StopRequested()) == []
+    assert only(EndRun, run.handle(RunRecovered())) == EndRun(finished=False)
 
 
 def test_what_the_table_does_not_have_is_refused():

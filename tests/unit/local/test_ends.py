@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 
@@ -117,3 +121,66 @@ def test_a_run_in_a_script_ends_with_its_groups_positions_too(kafka, tmp_path):
     Pipeline(source, KafkaSink(kafka.bootstrap, topic="out")).run(checkpoints=str(tmp_path))
     assert refused.fired == 8
     assert set(kafka.committed("g").values()) == {10}
+
+
+# --- a stop at the start ---------------------------------------------------------------------------------------------------
+
+AWAY = """
+import pyarrow as pa
+from headrace import Pipeline
+from headrace.files import FileSink, FileSource
+from headrace.kafka import KafkaSink, KafkaSource
+
+kafka = KafkaSource({0!r}, topics=["in"], columns=["value"])
+files = FileSource({1!r}, format="jsonl", schema=pa.schema([("value", pa.string())]))
+pipeline = Pipeline({2}, {3})
+"""
+
+
+@pytest.fixture
+def silent():
+    """The address of a server that accepts connections, and answers nothing. How many it has accepted."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        accepted: list[socket.socket] = []
+
+        def accept():
+            with suppress(OSError):
+                while True:
+                    accepted.append(server.accept()[0])
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}", accepted
+        server.shutdown(socket.SHUT_RDWR)
+        for each in accepted:
+            each.close()
+
+
+@pytest.mark.parametrize(("source", "sink", "options"), [
+    ("kafka", "FileSink(OUT)", {}),  # at the first discovery
+    ("files", "KafkaSink(SERVER, topic='out')", {}),  # as it recovers
+    ("files", "FileSink(OUT)", {"checkpoints": "http://{}/run"}),  # before it has its checkpoints
+], ids=["source", "sink", "checkpoints"])  # fmt: skip
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_is_heeded_while_a_run_that_starts_waits_for_a_server(tmp_path, silent, source, sink, options, number):
+    """It was for a minute, until the server was given up, and the run failed then."""
+    server, accepted = silent
+    (tmp_path / "in").mkdir()
+    sink = sink.replace("OUT", repr(str(tmp_path / "out"))).replace("SERVER", repr(server))
+    given = {name: value.format(server) for name, value in options.items()}
+    written = AWAY.format(server, str(tmp_path / "in"), source, sink)
+    with Run(None, tmp_path, workers=1, job=written, **given) as run:
+        run.wait(lambda: accepted, "a connection")
+        run.process.send_signal(number)
+        assert run.process.wait(20.0) == 0, run.log.read_text()
+        assert "Traceback" not in run.log.read_text()
+
+
+def test_a_savepoint_that_a_stop_at_the_start_does_not_write_is_missed(tmp_path, silent):
+    server, accepted = silent
+    written = AWAY.format(server, str(tmp_path), "files", f"FileSink({str(tmp_path / 'out')!r})")
+    asked = ("--savepoints", str(tmp_path / "savepoints"))
+    with Run(None, tmp_path, *asked, workers=1, job=written, checkpoints=f"http://{server}/run") as run:
+        run.wait(lambda: accepted, "a connection")
+        run.process.terminate()
+        status, log = ended(run)
+    assert (status, "stopped, without a savepoint, before" in log) == (1, True)
