@@ -145,15 +145,6 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
     ) -> None:
         super().__init__()
         _no_java(expansion_service, key_deserializer, value_deserializer, consumer_factory_fn_class, consumer_factory_fn_params)
-        flags = {
-            "commit_offset_in_finalize": commit_offset_in_finalize,
-            "with_metadata": with_metadata,
-            "redistribute": redistribute,
-            "allow_duplicates": allow_duplicates,
-        }
-        for name, given in flags.items():
-            truth(name, given)
-        at_least("redistribute_num_keys", redistribute_num_keys, 0)
         _refuse_contradictions(output, with_metadata, columns, (value_format, key_format))
         config = _Config.of(consumer_config, commit=commit_offset_in_finalize)
         self._event_time = _event_time(timestamp_policy)
@@ -177,7 +168,7 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         source = replace(source, value=value_format, key=key_format, on_bad_record=on_bad_record, bad_batches=bad_batches)
         source = _with_columns(source, columns, _columns(output, with_metadata, self._event_time), self._event_time)
         self._read = _read(source, self._event_time, limit, read_s, num_readers, start_from_savepoint, publish=config.commit)
-        self._redistribution = beam.Reshuffle(redistribute_num_keys or None) if redistribute else None
+        self._redistribution = _redistribution(redistribute, redistribute_num_keys, allow_duplicates)
         self._elements = _elements(output, with_metadata, source.schema, self._event_time)
 
     def expand(self, pbegin: Any) -> Any:
@@ -209,6 +200,7 @@ class _Config:
         Raises UsageError naming what cannot be honoured.
         """
         mapping("consumer_config", consumer_config)
+        truth("commit_offset_in_finalize", commit)
         given = {str(name).lower(): _text(value) for name, value in consumer_config.items()}
         for name in ("key.deserializer", "value.deserializer"):
             if name in given:
@@ -306,6 +298,7 @@ def _refuse_contradictions(
     columns: Sequence[str] | None,
     formats: Sequence[ValueFormat | None],
 ) -> None:
+    truth("with_metadata", with_metadata)
     if output not in get_args(Output):
         raise UsageError(f'output must be "records", "arrow" or "rows", not {output!r}')
     if with_metadata and output != "records":
@@ -314,6 +307,17 @@ def _refuse_contradictions(
         raise UsageError('columns is for output="arrow" and output="rows"')
     if output == "records" and any(each is not None for each in formats):
         raise UsageError('value_format and key_format are for output="arrow" and output="rows", which have typed columns')
+
+
+def _redistribution(
+    redistribute: bool,  # noqa: FBT001 - Beam's arguments, as they were given
+    redistribute_num_keys: int,
+    allow_duplicates: bool,  # noqa: FBT001
+) -> beam.PTransform[Any, Any] | None:
+    truth("redistribute", redistribute)
+    truth("allow_duplicates", allow_duplicates)  # which changes nothing
+    at_least("redistribute_num_keys", redistribute_num_keys, 0)
+    return beam.Reshuffle(redistribute_num_keys or None) if redistribute else None
 
 
 def _elements(

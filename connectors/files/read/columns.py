@@ -232,7 +232,7 @@ def partition_schema(paths: Iterable[str]) -> pa.Schema:
 
 
 def data_columns(schema: pa.Schema, on_bad: BadRecords) -> pa.Schema:
-    """Those of a schema that files may have, and not this source: one has the name and the type of a column of its own."""
+    """Those of a schema that files may have, and not this source: one has the name and the type of a column that it adds."""
     own = {METADATA: METADATA_TYPE} | (_BAD_TYPES if on_bad == "keep" else {})
     return pa.schema([each for each in schema if each.name not in own or _plain(each.type) != _plain(own[each.name])])
 

@@ -23,7 +23,7 @@ def name_glob(argument: str, glob: str) -> re.Pattern[str]:
     if not glob:
         raise _refused(argument, glob, "no name is empty")
     if "/" in glob:
-        raise _refused(argument, glob, "names have no `/`; the path says which folder is read")
+        raise _refused(argument, glob, "names have no `/`: give the folder as the path")
     parts: list[str] = []
     groups = 0
     for token in _TOKEN.finditer(glob):
