@@ -177,10 +177,15 @@ def selected(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoin
     """These positions without the splits that the source selects no more, as its subscription was changed.
 
     A source without an end continues behind the cursor of one that had an end. Raises what the source reports about splits that
-    it does not tolerate to be left out.
+    it does not tolerate to be left out, and StateError for a source of stages that had an end.
     """
     if positions.cursor is not None:
         positions = replace(positions, exhausted=_is_over(source, positions))
+    elif positions.stage is not None and positions.exhausted and source.boundedness is Boundedness.UNBOUNDED:
+        raise StateError(
+            f"the checkpoint is of a job whose source {source.name!r} had an end, and now it has none: nothing behind that end "
+            "would be read. Give the source that end again, or start without this checkpoint"
+        )
     left_out = [state.split for state in positions.splits if not source.selects(state.split)]
     if not left_out:
         return positions

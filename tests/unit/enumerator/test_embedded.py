@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator, Source
+from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.events import SPLITS_AT_ONCE
+from headrace.enumerator.resumed import selected
+from headrace.enumerator.source import Stage
 from headrace.errors import AuthenticationError, DataLossError, DeadlineExceededError, RetriableError, StateError, UsageError
 from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryPieces, MemoryReader, MemorySource
 from tests.helpers.driving import log_of
@@ -469,3 +472,12 @@ def test_what_refuses_finished_splits_ends_a_call_and_not_what_is_behind_it(monk
             run.checkpoint_completed()
         assert run.poll(0.0).split.split_id == "p0001"
         assert run.source.log.finished() == ["p0000"]
+
+
+def test_a_source_of_stages_that_had_an_end_and_has_none_now_is_refused():
+    """Its last stage would end the run at once, with nothing read behind that end."""
+    stage = Stage(1, "log", None, in_pieces=False, is_found=False)
+    ended = Checkpoint(7, (), exhausted=True, stage=stage)
+    with pytest.raises(StateError, match="had an end, and now it has none"):
+        selected(MemorySource(log_of(a="1")), ended)
+    assert selected(MemorySource(log_of(a="1"), bounded=True), ended) == ended
