@@ -1126,7 +1126,7 @@ def test_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monk
         its.close()
         if isinstance(decisions[0], GiveUp):
             return RunOutcome(error="injected; not restarted", kinds=("RunFailedError",), is_final=True)
-        return self._outcome(ours, Dead())
+        return self._outcome(ours, Dead(), order)
 
     monkeypatch.setattr("headrace.runners.local.supervisor.CoordinatorProcess.run", run)
     with pytest.raises(RunFailedError, match="injected; not restarted"):
@@ -1168,7 +1168,7 @@ def test_what_a_coordinator_has_said_before_its_end_is_heard(tmp_path):
     its.send(received)
     its.send(RunOutcome(finished=True))
     its.close()
-    assert process._outcome(ours, Dead()) == RunOutcome(finished=True)
+    assert process._outcome(ours, Dead(), Mock()) == RunOutcome(finished=True)
     assert isinstance(process.restarts.failed(0.0, 0.5), GiveUp)
 
 
