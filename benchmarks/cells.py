@@ -11,6 +11,7 @@ from benchmarks.copy_systems import copy_topic
 from benchmarks.harness import Cell, Setting, Target, Task
 from benchmarks.local_systems import LOCAL_SYSTEMS, LocalRead, local_read
 from benchmarks.spark_systems import (
+    OTHERWISE_SET,
     SPARK_SYSTEMS,
     Read,
     Start,
@@ -307,7 +308,7 @@ def _starts(shape: Shape) -> list[Cell]:
 
 def _settings(shape: Shape, triggers: int) -> list[Cell]:
     """Whether it helps to set Spark otherwise. Unix sockets carry records, checksum files cost what writes a checkpoint."""
-    systems = ("headrace", "headrace-unix-sockets", "headrace-no-checksums")
+    systems = ("headrace", *OTHERWISE_SET)
     read, trigger = _batch(shape, aggregate=False), _trigger(8, triggers)
     return [
         replace(read, group="settings read", systems=systems[:2], targets=()),

@@ -31,7 +31,7 @@ from headrace.enumerator.source import JsonObject, SourceReader, SplitBatch
 from headrace.files import FileSource
 
 LOCAL_FILE_SYSTEMS = ("headrace", "pyarrow")
-STREAM_FILE_SYSTEMS = ("headrace", "spark", "ceiling", "headrace-no-null-checks")
+STREAM_FILE_SYSTEMS = ("headrace", "spark", "ceiling")
 LISTING_SYSTEMS = ("headrace", "scandir", "pyarrow")
 STATE_SYSTEMS = ("headrace", "names")
 _TEXT = pa.schema([("value", pa.string())])
@@ -98,12 +98,12 @@ def stream_files(context: Context, work: Files) -> Measurement:
     """One query over the whole folder, AvailableNow, to the noop sink, from `start` to its end. Records per second."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from benchmarks.spark_systems import FORMATS, run_to_noop, session
+    from benchmarks.spark_systems import run_to_noop, session
 
     spark = session(context.system)
     reader = spark.readStream.schema(from_arrow_schema(work.asked))
     form = {"jsonl": "json"}.get(work.kind, work.kind)
-    match FORMATS.get(context.system):
+    match context.system:
         case "headrace":
             reader = reader.format("headrace").option("connector", "files").option("fileFormat", form)
         case "ceiling":

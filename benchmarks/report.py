@@ -142,7 +142,6 @@ GROUPS = {
 NAMES = {
     "headrace": "headrace",
     "headrace-unix-sockets": "headrace, Unix sockets",
-    "headrace-no-null-checks": "headrace, Arrow's null checks off",
     "headrace-no-checksums": "headrace, no checksum files",
     "jvm": "Spark's JVM connector",
     "ceiling": "Spark's Python ceiling",

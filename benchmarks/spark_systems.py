@@ -3,8 +3,7 @@
 Systems: `headrace`, in a session of its `session_builder()`; `jvm`, Spark's own Kafka connector; `ceiling`, a Python source
 that yields a ready-made Arrow batch; these two in sessions of Spark's own builder. All three have the same settings.
 `delta-spark` is `jvm` with Delta's own jars, as it is set up by its documentation; `spark` has no jars at all.
-`headrace-unix-sockets`, `headrace-no-checksums` and `headrace-no-null-checks` are `headrace` with one setting that is not the
-default, of Spark's or of its JVM.
+`headrace-unix-sockets` and `headrace-no-checksums` are `headrace` with one setting of Spark's that is not the default.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from benchmarks.topics import KEY_BYTES, Shape
 SPARK_SYSTEMS = ("headrace", "jvm", "ceiling")
 OTHERWISE_SET: dict[str, dict[str, str]] = {
     "headrace-unix-sockets": {"spark.python.unix.domain.socket.enabled": "true"},
-    "headrace-no-null-checks": {"spark.driver.extraJavaOptions": "-Darrow.enable_null_check_for_get=false"},
     "headrace-no-checksums": {"spark.sql.streaming.checkpoint.fileChecksum.enabled": "false"},
 }
 FORMATS = {
