@@ -96,7 +96,7 @@ GROUPS = {
     "files stream": (
         "Files as a stream of Spark, AvailableNow",
         "With the schema given, to the noop sink. Records per second from `start` to the query's end; more is better. The "
-        "ceiling reads no files: it is the least that rows of a Python source cost Spark.",
+        "ceiling reads no files: it is what rows of a Python source cost Spark.",
     ),
     "files beam parquet": (
         "Parquet files in a Beam pipeline",

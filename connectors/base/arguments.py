@@ -1,6 +1,6 @@
 """Arguments by callers without a type checker: what would be taken for something else, or fail later, is refused.
 
-Each function raises UsageError, which names the argument. No message has a text or the value of an option: it may be a secret.
+Each function raises UsageError, which names the argument. `text`, `mapping` and `texts` show no value: it may be a secret.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class _OpenPiece:
         """Let go of the file, once it is not being read. Returns the piece as it is behind what was handed on."""
         if not self._ahead.cancel():
             wait([self._ahead])
-        self._rows, self._read = None, _Ahead(deque())
+        self._rows = None
         if self._file is not None:
             self._file.close()
         return self.split
