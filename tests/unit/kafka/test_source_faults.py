@@ -326,7 +326,7 @@ def test_a_topic_of_many_partitions_that_is_gone_is_asked_for_as_one(kafka):
         kafka.delete_topic("big")
         with pytest.raises(TopicRecreatedError):
             poll_until(run, lambda _: False)
-    assert asked.fired < 200, "of 3 s"
+    assert asked.fired < 1000, "each partition for itself would ask five brokers six times in 3 s: 6,000"
 
 
 def test_one_broker_does_not_know_a_topic_and_the_others_are_asked(kafka, monkeypatch):
