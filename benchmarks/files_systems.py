@@ -98,7 +98,7 @@ def stream_files(context: Context, work: Files) -> Measurement:
     """One query over the whole folder, AvailableNow, to the noop sink, from `start` to its end. Records per second."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from benchmarks.spark_systems import run_to_noop, session
+    from benchmarks.spark_systems import CORES, run_to_noop, session
 
     spark = session(context.system)
     reader = spark.readStream.schema(from_arrow_schema(work.asked))
@@ -107,7 +107,7 @@ def stream_files(context: Context, work: Files) -> Measurement:
         case "headrace":
             reader = reader.format("headrace").option("connector", "files").option("fileFormat", form)
         case "ceiling":
-            reader = reader.format("ceiling").option("records", work.records).option("tasks", work.files)
+            reader = reader.format("ceiling").option("records", work.records).option("tasks", CORES)
         case _:
             reader = reader.format(form)
     return run_to_noop(context, reader.load(str(work.folder(context.bootstrap))), work.records)
