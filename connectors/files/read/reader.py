@@ -20,13 +20,13 @@ from headrace.enumerator.source import SourceReader, SplitBatch
 
 log = logging.getLogger(__name__)
 
-_PIECES_AT_ONCE = 2
-_AHEAD_BYTES = 4 << 20
+_PIECES_AT_ONCE = 3  # two that are read in threads, and one that is handed on
+_AHEAD_BYTES = 8 << 20
 _AHEAD_BATCHES = 16
 
 
 class FileReader(SourceReader[FileSplit]):
-    """Reads one batch ahead, several where they are small, and as much of the next piece: in two threads, next to pyarrow's."""
+    """Reads one batch ahead, several where they are small, and as much of the next two pieces: in two threads, next to pyarrow's."""
 
     def __init__(self, plan: FilePlan) -> None:
         self._plan = plan
