@@ -60,11 +60,13 @@ class Parquet(ColumnarFormat):
         if not groups:
             return
         names = [name for name in columns.wanted.names if name in found.names]
-        for batch in opened.iter_batches(_decoded_rows(rows.row_group(groups[0]), names, batch_rows), groups, names):
-            rest = batch.slice(min(behind, batch.num_rows))
-            behind -= batch.num_rows - rest.num_rows
-            for first in range(0, rest.num_rows, batch_rows):
-                yield FileRows.of(rest.slice(first, batch_rows))
+        wide = _decoded_rows(rows.row_group(groups[0]), names, batch_rows)
+        try:
+            for each in _behind(opened.iter_batches(wide, groups, names), behind, batch_rows):
+                behind += each.num_rows
+                yield FileRows.of(each)
+        except (pa.ArrowException, OSError):  # those ahead of damage are in smaller ones
+            yield from map(FileRows.of, _behind(opened.iter_batches(batch_rows, groups, names), behind, batch_rows))
 
 
 class ArrowIpc(ColumnarFormat):
@@ -90,12 +92,7 @@ class ArrowIpc(ColumnarFormat):
             batches = (reader.get_batch(number) for number in split.share(reader.num_record_batches))
         else:
             batches = iter(pa.ipc.open_stream(file, options=options))
-        behind = split.delivered
-        for batch in batches:
-            rest = batch.slice(min(behind, batch.num_rows))
-            behind -= batch.num_rows - rest.num_rows
-            for first in range(0, rest.num_rows, batch_rows):
-                yield FileRows.of(rest.slice(first, batch_rows))
+        yield from map(FileRows.of, _behind(batches, split.delivered, batch_rows))
 
 
 class Avro(ColumnarFormat):
@@ -143,6 +140,15 @@ def _parquet(file: pa.NativeFile) -> pq.ParquetFile:
     """
     is_local = isinstance(file, pa.OSFile)
     return pq.ParquetFile(file, pre_buffer=not is_local, coerce_int96_timestamp_unit="us")
+
+
+def _behind(batches: Iterator[pa.RecordBatch], skipped: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """What is behind the first rows, in batches of at most so many."""
+    for batch in batches:
+        rest = batch.slice(min(skipped, batch.num_rows))
+        skipped -= batch.num_rows - rest.num_rows
+        for first in range(0, rest.num_rows, batch_rows):
+            yield rest.slice(first, batch_rows)
 
 
 def _decoded_rows(group: pq.RowGroupMetaData, names: Sequence[str], batch_rows: int) -> int:
