@@ -167,6 +167,7 @@ class EmbeddedRun(Generic[SplitT]):
         Positions that cannot be published for now are a warning: the next checkpoint publishes later ones. Raises what refuses
         them for good; the checkpoint is completed all the same.
         """
+        self._check_state()
         completed, self._persisting = self._under_way(), None
         for slot in self._slots.values():
             slot.progress.checkpoint_completed(slot.reported)
@@ -175,6 +176,7 @@ class EmbeddedRun(Generic[SplitT]):
 
     def checkpoint_aborted(self) -> None:
         """The bytes of the last `checkpoint` were not stored."""
+        self._check_state()
         self._send(ev.CheckpointAborted(self._under_way().checkpoint_id))
         self._persisting = None
 
@@ -220,10 +222,7 @@ class EmbeddedRun(Generic[SplitT]):
 
     def _note_delivered(self) -> None:
         """The caller is back, so it has what the last `poll` returned. Does no I/O."""
-        if self._is_deciding:
-            raise StateError(
-                "this run was interrupted while it changed its own state: continue with a new one, from its last checkpoint"
-            )
+        self._check_state()
         if self._handed is None:
             return
         number, batch = self._handed
@@ -234,6 +233,13 @@ class EmbeddedRun(Generic[SplitT]):
             self._decide(ev.SplitFinished(number, batch.split.split_id))
             self._decide(ev.SplitRequested(number))
         self._handed = None
+
+    def _check_state(self) -> None:
+        """At the start of each call: an event that was decided half makes the state unusable for ever."""
+        if self._is_deciding:
+            raise StateError(
+                "this run was interrupted while it changed its own state: continue with a new one, from its last checkpoint"
+            )
 
     def _keep_ends(self) -> None:
         """What the next stage is made from needs no checkpoint here: a reader is never lost apart from this run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -33,16 +34,20 @@ class AllOrNothing:
         """`where` and `name`, the destination and the transaction, are for messages; `abort` removes what is written."""
         self._where, self._name, self._abort = where, name, abort
         self._failed = self._ended = False
+        self._process = os.getpid()
 
     def check(self) -> None:
-        """Raise UsageError after an error, and after the end."""
+        """Raise UsageError after an error, after the end, and in a process that was forked since it began."""
+        if os.getpid() != self._process:
+            raise UsageError(f"{self._where}: {self._name} belongs to the process that began it: begin one in this process")
         if self._failed or self._ended:
             why = "was given up after an error" if self._failed else "has ended"
             raise UsageError(f"{self._where}: {self._name} {why}, and takes and gives no rows: start another one")
 
-    def end(self) -> None:
-        """It was prepared or aborted."""
+    def end(self) -> bool:
+        """It was prepared or aborted. False where all of it is another process's, which goes on with it."""
         self._ended = True
+        return os.getpid() == self._process
 
     @contextmanager
     def steps(self) -> Iterator[None]:

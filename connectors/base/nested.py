@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
+
+from headrace.enumerator.errors import UsageError
 
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
@@ -27,9 +31,77 @@ def visible(values: pa.Array) -> pa.Array:
         return type(values).from_arrays(_offsets(values), visible(values.flatten()), type=kind)
     if types.is_map(kind):
         pairs = pa.StructArray.from_arrays([values.keys, values.items], names=["key", "value"])
-        inside = pa.ListArray.from_arrays(values.offsets, pairs).filter(values.is_valid()).flatten()
+        offsets = pa.concat_arrays([values.offsets])  # Arrow takes no nulls with a slice, and has no filter for views
+        inside = pa.ListArray.from_arrays(offsets, pairs, mask=values.is_null()).flatten()
         return pa.MapArray.from_arrays(_offsets(values), *map(visible, (inside.field(0), inside.field(1))), type=kind)
     return values
+
+
+def without_hidden_nulls(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows, with no null in a field that is never null, where it is hidden as its record is null.
+
+    Spark and Arrow have such records, and pyarrow's Parquet writer looks at the field alone. Raises UsageError for any other
+    null in such a field or column, of which the writer makes an empty list.
+    """
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if not field.nullable and column.null_count:
+            raise _never_null(field)
+    if not any(map(_has_required_field, rows.schema.types)):
+        return rows
+    columns = [_required(visible(column), None) if _has_required_field(column.type) else column for column in rows.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+
+
+def _never_null(field: pa.Field) -> UsageError:
+    return UsageError(f"{field.name!r} is declared as never null, and a row has a null there")
+
+
+@lru_cache(maxsize=1024)
+def _has_required_field(kind: pa.DataType) -> bool:
+    """Whether a record in this type has a field that is never null."""
+    if not types.is_nested(kind):
+        return False
+    fields = [kind.field(place) for place in range(kind.num_fields)]
+    is_record = types.is_struct(kind)
+    return any((is_record and not field.nullable) or _has_required_field(field.type) for field in fields)
+
+
+def _required(values: pa.Array, hidden: pa.Array | None) -> pa.Array:
+    """`hidden`: the rows that are null as a record around them is; None: there is no such record."""
+    kind = values.type
+    if not _has_required_field(kind):
+        return values
+    if types.is_struct(kind):
+        null = values.is_null() if hidden is None else pc.or_(values.is_null(), hidden)
+        fields = [_field(values.field(place), kind.field(place), null) for place in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=values.is_null() if values.null_count else None)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return type(values).from_arrays(_offsets(values), _required(values.flatten(), None), type=kind)
+    if types.is_map(kind):
+        return pa.MapArray.from_arrays(_offsets(values), values.keys, _required(values.items, None), type=kind)
+    return values
+
+
+def _field(values: pa.Array, field: pa.Field, null: pa.Array) -> pa.Array:
+    """A field of records, of which these are null."""
+    found = _required(values, null)
+    if field.nullable or not found.null_count:
+        return found
+    if not pc.all(pc.or_(null, found.is_valid())).as_py():
+        raise _never_null(field)
+    return _as_valid(found)
+
+
+def _as_valid(values: pa.Array) -> pa.Array:
+    """The same values, and whatever is there for nulls. Nested ones as they are: the writer does not look at them."""
+    kind = values.type
+    if types.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(_as_valid(values.indices), values.dictionary, ordered=kind.ordered)
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.wrap_array(_as_valid(values.storage))
+    if types.is_nested(kind) or types.is_null(kind):
+        return values
+    return pa.Array.from_buffers(kind, len(values), [None, *values.buffers()[1:]], null_count=0, offset=values.offset)
 
 
 def _fields(record: pa.StructArray) -> list[pa.Array]:

@@ -11,7 +11,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.connectors.base.nested import visible
+from headrace.connectors.base.nested import visible, without_hidden_nulls
 from headrace.connectors.formats.json_lines import json_lines, unwritable
 from headrace.enumerator.errors import UsageError
 
@@ -121,7 +121,7 @@ class _ParquetWriter(RowWriter):
         """Row groups are made of many batches: small ones cost their readers much."""
         _check_schema(self._schema, batch.schema)
         columns = [_cast(column, field.type) for column, field in zip(batch.columns, self._stored, strict=True)]
-        self._waiting.append(pa.RecordBatch.from_arrays(columns, schema=self._stored))
+        self._waiting.append(without_hidden_nulls(pa.RecordBatch.from_arrays(columns, schema=self._stored)))
         self._bytes += batch.nbytes
         if self._bytes >= self._row_group_bytes:
             self._flush()

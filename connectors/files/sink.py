@@ -185,7 +185,8 @@ class FileTransaction(Transaction[FileHandle]):
 
     def abort(self) -> None:
         """Remove the file, unless it is prepared; what fails is left to the next clean up."""
-        self._whole.end()
+        if not self._whole.end():
+            return
         file, writer, self._file, self._writer = self._file, self._writer, None, None
         if writer is not None:
             with suppress(OSError, ValueError, pa.ArrowException):

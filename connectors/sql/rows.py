@@ -70,8 +70,7 @@ class RowTransaction(Transaction[SqlHandle]):
             self.abort()  # the session is over either way; what is prepared or committed does not mind
 
     def abort(self) -> None:
-        self._whole.end()
-        if self._is_open:
+        if self._whole.end() and self._is_open:
             self._is_open = False
             end_session(self._engine, self._connection)
 

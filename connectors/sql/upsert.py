@@ -235,7 +235,9 @@ def _upsert(connection: Connection, table: Table, key: Sequence[str], names: Seq
         return f"INSERT INTO {into} ON DUPLICATE KEY UPDATE {changes}"
     changes = ", ".join(f"{name} = excluded.{name}" for name in others)
     action = f"DO UPDATE SET {changes}" if changes else "DO NOTHING"
-    return f"INSERT INTO {into} ON CONFLICT ({', '.join(map(quote, key))}) {action}"
+    # SQLite's tables may say themselves what becomes of a row that they refuse: nothing, or that it replaces others.
+    verb = "INSERT OR ABORT" if table.product is Product.SQLITE else "INSERT"
+    return f"{verb} INTO {into} ON CONFLICT ({', '.join(map(quote, key))}) {action}"
 
 
 def _delete(connection: Connection, table: Table, key: Sequence[str]) -> str:

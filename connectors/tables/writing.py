@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.connectors.base.guard import AllOrNothing, check_values
+from headrace.connectors.base.nested import without_hidden_nulls
 from headrace.connectors.base.sink import Attempt, Transaction
 from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.handles import DataFile, TableHandle, place_of
@@ -76,9 +77,8 @@ class TableTransaction(Transaction[TableHandle]):
 
     def abort(self) -> None:
         """Remove the files, unless they are prepared; what fails is left to the next clean up."""
-        self._whole.end()
         started, self._begun = self._begun, None
-        if started is None:
+        if not self._whole.end() or started is None:
             return
         with suppress(OSError, ValueError, pa.ArrowException):
             started.files.discard()
@@ -174,8 +174,7 @@ class PartitionedFiles:
 
     def discard(self) -> None:
         for file in self._open.values():
-            with suppress(OSError, ValueError, pa.ArrowException):
-                file.close()
+            file.discard()
         self._open.clear()
 
     def _begin(self, values: tuple[object, ...]) -> _File:
@@ -221,7 +220,7 @@ class _File:
         return int(self._sink.tell())
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._waiting.append(batch)
+        self._waiting.append(without_hidden_nulls(batch))
         self._bytes += batch.nbytes
         if self._bytes >= min(ROW_GROUP_BYTES, self._layout.target_file_bytes):
             self._flush()
@@ -239,6 +238,13 @@ class _File:
         footer = self._footers[0]
         statistics = self._format.statistics(footer, self._measured)
         return DataFile(self._path, size, footer.num_rows, self._partition, statistics)
+
+    def discard(self) -> None:
+        """Whatever the writer still writes, nobody reads."""
+        with suppress(OSError, ValueError, pa.ArrowException):
+            self._writer.close()
+        with suppress(OSError, ValueError, pa.ArrowException):
+            self._sink.close()
 
     def _flush(self) -> None:
         if self._waiting:

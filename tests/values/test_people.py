@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from glob import glob
-from itertools import chain, count
+from itertools import count
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -454,7 +454,7 @@ class Writing(RuleBasedStateMachine):
         self.transaction, self.handles = answer.value, []
         self.written: list[int] = []
         self.unsure: list[list[int]] = []
-        self.may_refuse = self.is_ended = self.has_given = False
+        self.may_refuse = self.is_ended = self.has_given = self.may_commit = False
         COUNTS["writing"]["transactions"] += answer.value is not None
 
     has_begun = precondition(lambda self: self.transaction is not None)
@@ -503,10 +503,12 @@ class Writing(RuleBasedStateMachine):
             self.has_given = True
         else:
             assert self.may_refuse or self.is_ended or answer.interrupted, answer.error
-            # a database may have committed, or not
-            self.unsure = [[*self.written, *chain(*self.unsure)], *self.unsure] if answer.interrupted else self.unsure
-            self.written = [] if not self.has_given else self.written
-        self.is_ended = True
+            if answer.interrupted and not self.has_given:  # a database may have committed, or not
+                self.unsure.append(self.written)
+                self.written = []
+        self.is_ended |= not answer.interrupted
+        self.may_refuse |= answer.interrupted
+        self.may_commit = True
 
     @has_begun
     @rule(moment=MOMENTS, leaves=st.booleans())
@@ -516,15 +518,15 @@ class Writing(RuleBasedStateMachine):
         assert answer.interrupted or answer.error is None
         if answer.interrupted:
             self.transaction.abort()
-        self.is_ended = True
+        self.is_ended = self.may_commit = True
 
     @has_begun
     @rule(aborts=st.booleans())
     def fork(self, aborts: bool) -> None:
         """A child that ends what it has of its parent's, as with what `multiprocessing` forks in a `with` block."""
         batch = self.target.rows(self.fresh(2))
-        in_child(self.transaction.abort if aborts else lambda: self.transaction.write(batch))
-        self.may_refuse = True
+        said = in_child(self.transaction.abort if aborts else lambda: self.transaction.write(batch))
+        assert said == ("None" if aborts else "error")
         COUNTS["writing"]["forks"] += 1
 
     @precondition(lambda self: self.transaction is not None and self.written and not self.is_ended)
@@ -532,9 +534,11 @@ class Writing(RuleBasedStateMachine):
     def pickled(self) -> None:
         assert not is_picklable(self.transaction)
 
-    @precondition(lambda self: self.transaction is not None and self.is_ended)
+    @precondition(lambda self: self.transaction is not None and self.may_commit)
     @rule(moment=MOMENTS)
     def commit(self, moment: int | None) -> None:
+        if not self.is_ended:
+            self.transaction.abort()
         answer = called(lambda: driver(self.target.sink).commit(self.epoch, tuple(self.handles)), moment)
         if answer.error is None:
             self.certain += self.written if self.has_given else []
@@ -558,6 +562,7 @@ class Writing(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.transaction is not None:
             self.transaction.abort()
+            self.whole += [*self.unsure, self.written]  # a database has committed what it prepared
         self.check()
         self.folder.cleanup()
 

@@ -152,7 +152,7 @@ def _behind(batches: Iterator[pa.RecordBatch], skipped: int, batch_rows: int) ->
 
 
 def _decoded_rows(group: pq.RowGroupMetaData, names: Sequence[str], batch_rows: int) -> int:
-    """How many rows are decoded in one call, a multiple of `batch_rows`: many short ones in small batches take a fifth longer."""
+    """Rows that are decoded in one call, a multiple of `batch_rows`: many short ones in small batches take a fifth longer."""
     chunks = [group.column(number) for number in range(group.num_columns)]
     size = sum(each.total_uncompressed_size for each in chunks if each.path_in_schema.partition(".")[0] in set(names))
     row_bytes = max(1, size // max(1, group.num_rows))

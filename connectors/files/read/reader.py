@@ -26,7 +26,7 @@ _AHEAD_BATCHES = 16
 
 
 class FileReader(SourceReader[FileSplit]):
-    """Reads one batch ahead, several where they are small, and as much of the next two pieces: in two threads, next to pyarrow's."""
+    """Reads a batch ahead, several if they are small, and as much of the next two pieces: in two threads, next to pyarrow's."""
 
     def __init__(self, plan: FilePlan) -> None:
         self._plan = plan

@@ -63,7 +63,6 @@ class _AtLeastOnceTransaction(Transaction[Any]):
             self.abort()
 
     def abort(self) -> None:
-        self._whole.end()
-        if self._sender is not None:
+        if self._whole.end() and self._sender is not None:
             self._sender.close()
             self._sender = None

@@ -140,7 +140,8 @@ class KafkaTransaction(Transaction[KafkaHandle]):
 
     def abort(self) -> None:
         """Abort, if the coordinator can be reached."""
-        self._whole.end()
+        if not self._whole.end():
+            return
         producer, sender, self._producer, self._sender = self._producer, self._sender, None, None
         if sender is not None:
             sender.close()

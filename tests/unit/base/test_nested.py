@@ -1,0 +1,90 @@
+"""Nulls of records beneath which fields that are never null have something, or nothing."""
+
+from __future__ import annotations
+
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.connectors.base.nested import visible, without_hidden_nulls
+from headrace.enumerator.errors import UsageError
+
+_STRICT = [
+    pa.int64(),
+    pa.string(),
+    pa.bool_(),
+    pa.decimal128(9, 2),
+    pa.list_(pa.int64()),
+    pa.map_(pa.string(), pa.int32()),
+    pa.dictionary(pa.int32(), pa.string()),
+    pa.struct([pa.field("x", pa.int64(), nullable=False)]),
+]
+_VALUES = [7, "text", True, 1, [1, 2], [("k", 3)], "word", {"x": 4}]
+_CASES = list(zip(_STRICT, _VALUES, strict=True))
+
+
+def records(kind: pa.DataType, value: object, *, seen_null: bool = False) -> pa.RecordBatch:
+    """The second is null, and in its field nothing is valid, as in Spark's batches."""
+    inside = pa.array([value, None, None if seen_null else value, value], kind)
+    field = pa.field("a", kind, nullable=False)
+    column = pa.StructArray.from_arrays([inside], fields=[field], mask=pa.array([False, True, False, False]))
+    return pa.record_batch([column], names=["s"])
+
+
+def written(rows: pa.RecordBatch) -> list[object]:
+    file = io.BytesIO()
+    with pq.ParquetWriter(file, rows.schema) as writer:
+        writer.write_batch(rows)
+    found: list[object] = pq.read_table(io.BytesIO(file.getvalue())).column(0).to_pylist()
+    return found
+
+
+@pytest.mark.parametrize(("kind", "value"), _CASES, ids=str)
+def test_a_null_record_is_written_whatever_is_beneath_it(kind, value):
+    rows = records(kind, value)
+    if not pa.types.is_nested(kind):
+        with pytest.raises(pa.ArrowException):  # what it is for
+            written(rows)
+    for part in (rows, rows.slice(1, 2), rows.slice(1)):
+        assert written(without_hidden_nulls(part)) == part.column(0).to_pylist()
+
+
+@pytest.mark.parametrize(("kind", "value"), _CASES, ids=str)
+def test_a_null_that_is_seen_is_refused_by_name(kind, value):
+    rows = records(kind, value, seen_null=True)
+    for wrong in (rows, pa.record_batch([rows.column(0).field(0)], schema=pa.schema([rows.column(0).type.field(0)]))):
+        with pytest.raises(UsageError, match="'a' is declared as never null"):
+            without_hidden_nulls(wrong)
+
+
+@pytest.mark.parametrize("around", ["list", "map", "struct"])
+def test_records_in_others_are_seen_to_as_well(around):
+    inner = records(pa.int64(), 1).column(0)
+    match around:
+        case "list":
+            column = pa.ListArray.from_arrays(pa.array([0, 3, None, 4], pa.int32()), inner)
+        case "map":
+            column = pa.MapArray.from_arrays(pa.array([0, 3, 3, 4], pa.int32()), pa.array(["a", "b", "c", "d"]), inner)
+        case _:
+            column = pa.StructArray.from_arrays([inner], names=["in"], mask=pa.array([False, False, True, False]))
+    rows = pa.record_batch([column], names=["s"])
+    assert written(without_hidden_nulls(rows)) == column.to_pylist()
+    assert written(without_hidden_nulls(rows.slice(1))) == column.slice(1).to_pylist()
+
+
+def test_rows_without_such_fields_are_the_same_object():
+    rows = pa.record_batch([pa.array([{"a": None}, None])], names=["s"])
+    assert without_hidden_nulls(rows) is rows
+
+
+def test_maps_of_views_are_visible_too():
+    """Arrow has no filter for them."""
+    kind = pa.map_(pa.string(), pa.string_view())
+    values = pa.array([[("a", "b")], None, [("c", None), ("d", "e" * 20)], []], kind)
+    for part in (values, values.slice(1), values.slice(1, 1), values.slice(2)):
+        assert visible(part).to_pylist() == part.to_pylist()
+        assert visible(part).type == kind
+    hidden = pa.MapArray.from_arrays(pa.array([0, 1, 2], pa.int32()), ["a", "b"], ["c", "d"], mask=pa.array([True, False]))
+    assert len(visible(hidden).keys) == 1
