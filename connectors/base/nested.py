@@ -48,8 +48,32 @@ def without_hidden_nulls(rows: pa.RecordBatch) -> pa.RecordBatch:
             raise _never_null(field)
     if not any(map(_has_required_field, rows.schema.types)):
         return rows
-    columns = [_required(visible(column), None) if _has_required_field(column.type) else column for column in rows.columns]
+    columns = [
+        _required(visible(column), column.type, None) if _has_required_field(column.type) else column for column in rows.columns
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+
+
+def cast_nested(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The values in another type, whose fields that are never null may be null where their record is.
+
+    Raises ArrowInvalid where a value would change, and UsageError for any other null in such a field.
+    """
+    # Arrow ends the process where it casts a map that was filtered, and not where that was copied.
+    cast = pa.concat_arrays([visible(values)]).cast(_nullable(kind))
+    return _required(visible(cast), kind, None) if _has_required_field(kind) else cast
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """The type with no field of a record that is never null."""
+    if not _has_required_field(kind):
+        return kind
+    if types.is_struct(kind):
+        return pa.struct([each.with_type(_nullable(each.type)).with_nullable(nullable=True) for each in kind])
+    inner = [kind.field(place).with_type(_nullable(kind.field(place).type)) for place in range(kind.num_fields)]
+    if types.is_map(kind):
+        return pa.map_(kind.key_field, kind.item_field.with_type(_nullable(kind.item_type)))
+    return pa.large_list(inner[0]) if types.is_large_list(kind) else pa.list_(inner[0])
 
 
 def _never_null(field: pa.Field) -> UsageError:
@@ -66,9 +90,8 @@ def _has_required_field(kind: pa.DataType) -> bool:
     return any((is_record and not field.nullable) or _has_required_field(field.type) for field in fields)
 
 
-def _required(values: pa.Array, hidden: pa.Array | None) -> pa.Array:
-    """`hidden`: the rows that are null as a record around them is; None: there is no such record."""
-    kind = values.type
+def _required(values: pa.Array, kind: pa.DataType, hidden: pa.Array | None) -> pa.Array:
+    """In a type with other fields that are never null. `hidden`: the rows that are null as a record around them is."""
     if not _has_required_field(kind):
         return values
     if types.is_struct(kind):
@@ -76,15 +99,16 @@ def _required(values: pa.Array, hidden: pa.Array | None) -> pa.Array:
         fields = [_field(values.field(place), kind.field(place), null) for place in range(kind.num_fields)]
         return pa.StructArray.from_arrays(fields, fields=list(kind), mask=values.is_null() if values.null_count else None)
     if types.is_list(kind) or types.is_large_list(kind):
-        return type(values).from_arrays(_offsets(values), _required(values.flatten(), None), type=kind)
+        return type(values).from_arrays(_offsets(values), _required(values.flatten(), kind.value_type, None), type=kind)
     if types.is_map(kind):
-        return pa.MapArray.from_arrays(_offsets(values), values.keys, _required(values.items, None), type=kind)
+        items = _required(values.items, kind.item_type, None)
+        return pa.MapArray.from_arrays(_offsets(values), values.keys, items, type=kind)
     return values
 
 
 def _field(values: pa.Array, field: pa.Field, null: pa.Array) -> pa.Array:
     """A field of records, of which these are null."""
-    found = _required(values, null)
+    found = _required(values, field.type, null)
     if field.nullable or not found.null_count:
         return found
     if not pc.all(pc.or_(null, found.is_valid())).as_py():

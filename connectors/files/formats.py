@@ -11,7 +11,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.connectors.base.nested import visible, without_hidden_nulls
+from headrace.connectors.base.nested import cast_nested, without_hidden_nulls
 from headrace.connectors.formats.json_lines import json_lines, unwritable
 from headrace.enumerator.errors import UsageError
 
@@ -169,9 +169,7 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind:
         return column
-    column = column.storage if isinstance(column.type, pa.BaseExtensionType) else column
-    # Arrow ends the process where it casts a map that was filtered, and not where that was copied.
-    return pa.concat_arrays([visible(column)]).cast(kind)
+    return cast_nested(column.storage if isinstance(column.type, pa.BaseExtensionType) else column, kind)
 
 
 class _JsonLinesWriter(RowWriter):

@@ -67,9 +67,7 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
     def fence(self) -> CommitList[TableHandle] | None:
         """Become the marker's driver. Raises UsageError for a table that cannot be written, StateError for a damaged list."""
         self._driver = None
-        loaded = self._retrying(self._take_over)
-        self._table_id = loaded.id
-        before = loaded.marker(self._job)
+        self._table_id, before = self._retrying(self._take_over)
         self._following = 0 if before is None else before.following
         if before is None:
             return None
@@ -194,16 +192,19 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def _take_over(self) -> LoadedTable:
-        """The table as it was before we became its driver."""
+    def _take_over(self) -> tuple[str, JobMarker | None]:
+        """The table's id, and the marker as it was before we became its driver.
+
+        It is asked for first: our commit may clean up the log files that have it.
+        """
         loaded = self._log.load()
         loaded.check_writable()
         self._work().enter()
-        before = loaded.marker(self._job) or JobMarker(0)
-        marker = replace(before, driver=before.driver + 1)
+        before = loaded.marker(self._job)
+        marker = JobMarker(1) if before is None else replace(before, driver=before.driver + 1)
         loaded.commit(self._job, marker, ())
         self._driver = marker.driver
-        return loaded
+        return loaded.id, before
 
     def _record(self, commits: CommitList[TableHandle]) -> Merge | None:
         loaded, marker = self._own()

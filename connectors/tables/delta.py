@@ -24,6 +24,7 @@ from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
+from deltalake.schema import Field
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 from pyarrow import fs
 
@@ -226,7 +227,8 @@ class _LoadedDelta(LoadedTable):
             raise UsageError(f"{self._uri}: headrace cannot replace rows of this table: it has deletion vectors")
 
     def marker(self, job: str) -> JobMarker | None:
-        return JobMarker.stored([self._table.transaction_version(name) for name in JobMarker.names(job)])
+        with _translated(self._uri):  # it reads log files, which another writer may have cleaned up meanwhile
+            return JobMarker.stored([self._table.transaction_version(name) for name in JobMarker.names(job)])
 
     def commit(
         self, job: str, marker: JobMarker, added: Sequence[DataFile], removed: Sequence[TableFile] | None = None
@@ -290,16 +292,29 @@ class _LoadedDelta(LoadedTable):
         for name, why in _PROPERTIES.items():
             if self._properties.get(name.lower(), "") not in ("", "none", "false"):
                 yield why
-        for column in self._table.schema().fields:
+        for name, metadata in _with_fields(self._table.schema().fields):
             for key in _OF_COLUMNS:
-                if key in column.metadata:
-                    yield f"its column {column.name!r} has {key}"
+                if key in metadata:
+                    yield f"its column {name!r} has {key}"
         if not set(self._schema.names) - set(self.partitioning):
             yield f"it is {_ALL_PARTITIONS}"
         for name in self.partitioning:
             kind = self._schema.field(name).type
             if not can_partition(kind):
                 yield f"it is partitioned by {name!r}, which is {kind}"
+
+
+def _with_fields(columns: Sequence[Field], outer: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The metadata of each column and, under `column.field`, of each field within, in lists and maps as well."""
+    for column in columns:
+        name = outer + column.name
+        yield name, column.metadata
+        kinds = [column.type]
+        while kinds:
+            kind = kinds.pop()
+            yield from _with_fields(getattr(kind, "fields", ()), f"{name}.")
+            inner = (getattr(kind, part, None) for part in ("element_type", "key_type", "value_type"))
+            kinds += [each for each in inner if each is not None]
 
 
 class _DeltaFile(TableFile):
@@ -450,12 +465,12 @@ def _translated(uri: str) -> Iterator[None]:
         raise
     except CommitFailedError as error:
         if _NOT_COMMITTED in str(error):
-            raise UsageError(f"{uri}: headrace cannot write to this table: {error}") from error
-        raise OutdatedError(f"{uri}: another process has committed meanwhile: {error}") from error
+            raise UsageError(f"{uri}: headrace cannot write to this table: {_first_line(error)}") from error
+        raise OutdatedError(f"{uri}: another process has committed meanwhile: {_first_line(error)}") from error
     except DeltaError as error:
-        raise PeerError(f"{uri}: {error}") from error
+        raise PeerError(f"{uri}: {_first_line(error)}") from error
     except OSError as error:
-        raise RetriableError(f"{uri}: {error}") from error
+        raise RetriableError(f"{uri}: {_first_line(error)}") from error
     except BaseException as error:
         if type(error).__name__ != "PanicException" or _FORKED not in str(error):
             raise

@@ -235,7 +235,17 @@ class _LoadedIceberg(LoadedTable):
             raise UsageError(f"{self._name}: headrace writes to tables of format version 1 and 2, and this one is newer")
 
     def check_rewritable(self) -> None:
-        """Position deletes of others are applied, and equality deletes refused, by the library when files are read."""
+        """Position deletes of others are applied, and equality deletes refused, by the library when files are read.
+
+        Where files of an older partitioning are replaced, the library needs the columns that it was made of.
+        """
+        for spec in self._table.specs().values():
+            for part in spec.fields:
+                if self._table.schema().find_column_name(part.source_id) is None:
+                    raise UsageError(
+                        f"{self._name}: headrace cannot replace rows of this table: the column of its former partition "
+                        f"{part.name!r} is gone, which PyIceberg needs"
+                    )
 
     def jobs(self) -> list[str]:
         ending = ".driver"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from headrace.connectors.base.nested import visible
+from headrace.connectors.base.nested import cast_nested
 from headrace.connectors.tables.column_types import has_empty_struct
 from headrace.enumerator.errors import UsageError
 
@@ -147,9 +147,10 @@ def _cast(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
     try:
         if isinstance(field.type, pa.UuidType):
             return pa.array([None if text is None else UUID(text).bytes for text in column.to_pylist()], field.type)
-        # Arrow ends the process where it casts a map that was filtered, and not where that was copied.
-        column = pa.concat_arrays([visible(column)]) if types.is_nested(column.type) else column
-        return pc.cast(column, field.type)  # safe: it raises where a value would change
+        # safe: it raises where a value would change
+        return cast_nested(column, field.type) if types.is_nested(column.type) else pc.cast(column, field.type)
+    except UsageError as error:
+        raise UsageError(f"{where}: column {field.name!r}: {error}") from error
     except (pa.ArrowException, ValueError) as error:
         raise UsageError(f"{where}: column {field.name!r}: {error}") from error
 

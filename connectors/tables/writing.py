@@ -77,9 +77,9 @@ class TableTransaction(Transaction[TableHandle]):
 
     def abort(self) -> None:
         """Remove the files, unless they are prepared; what fails is left to the next clean up."""
-        started, self._begun = self._begun, None
-        if not self._whole.end() or started is None:
+        if not self._whole.end() or self._begun is None:
             return
+        started, self._begun = self._begun, None
         with suppress(OSError, ValueError, pa.ArrowException):
             started.files.discard()
         with suppress(OSError, pa.ArrowException):

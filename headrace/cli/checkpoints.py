@@ -38,7 +38,10 @@ def opened(location: str) -> SparkCheckpoint:
     with needs_extra("spark", "pyspark"):
         import headrace.spark.checkpoints.positions  # noqa: F401 - all commands read them, by PySpark's types
         from headrace.spark.checkpoints.logs import read_checkpoint
-    return read_checkpoint(location)
+    try:
+        return read_checkpoint(location)
+    except OSError as error:
+        raise UsageError(f"{location}: the checkpoint cannot be read: {error.strerror or error}") from error
 
 
 @checkpoint_app.command(name="show")

@@ -63,7 +63,8 @@ def named_topics(texts: Sequence[str] | None) -> dict[str, int]:
 def broker_command(
     brokers: Annotated[int, typer.Option(min=1, help="Number of brokers; each is also a controller.")] = 1,
     port: Annotated[
-        int | None, typer.Option(help="Port of the first broker; the others use the next ones. Default: a free port.")
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of the first broker; the others use the next ones. Default: a free port."),
     ] = None,
     topic: Annotated[
         list[str] | None, typer.Option(help="Create this topic: name, or name:partitions. May be repeated.", metavar="NAME")

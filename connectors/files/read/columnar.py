@@ -155,7 +155,7 @@ def _decoded_rows(group: pq.RowGroupMetaData, names: Sequence[str], batch_rows: 
     """Rows that are decoded in one call, a multiple of `batch_rows`: many short ones in small batches take a fifth longer."""
     chunks = [group.column(number) for number in range(group.num_columns)]
     size = sum(each.total_uncompressed_size for each in chunks if each.path_in_schema.partition(".")[0] in set(names))
-    row_bytes = max(1, size // max(1, group.num_rows))
+    row_bytes: int = max(1, size // max(1, group.num_rows))
     return batch_rows * max(1, _DECODED_BYTES // (batch_rows * row_bytes))
 
 

@@ -348,5 +348,7 @@ def conformed(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.StructArray.from_arrays(inner, fields=list(kind), mask=pc.is_null(column))
     if column.type == kind:
         return column
+    if pa.types.is_run_end_encoded(column.type):
+        return conformed(pc.run_end_decode(column), kind)
     # Arrow ends the process where it casts a map that was sliced, and not where that was copied.
     return (pa.concat_arrays([column]) if pa.types.is_nested(kind) else column).cast(kind)

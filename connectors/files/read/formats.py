@@ -55,7 +55,9 @@ class ReadFormat:
         return self._codec(path) is None and not (self.name == "csv" and self.csv.newlines_in_values)
 
     def inferred(self, file: pa.NativeFile, path: str) -> pa.Schema:
-        """The schema of a file, or what its first lines suggest."""
+        """The schema of a file, or what its first lines suggest. All texts have the same one, damaged or not."""
+        if self.name == "text":
+            return LinesOfText().inferred(b"")
         if self.name in _COLUMNAR:
             return plain_schema(_COLUMNAR[self.name].schema(file))
         return plain_schema(self._lines(()).inferred(sample_lines(self._unpacked(file, path))))

@@ -31,8 +31,9 @@ class Ports:
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             reservation.bind((HOST, port or 0))
-        except OSError as error:
-            raise UsageError(f"port {port} of {HOST} cannot be used: {error.strerror}") from error
+        except (OSError, OverflowError) as error:
+            why = error.strerror if isinstance(error, OSError) else "there are 65535"
+            raise UsageError(f"port {port} of {HOST} cannot be used: {why}") from error
         number: int = reservation.getsockname()[1]
         if sys.platform != "linux":
             reservation.close()

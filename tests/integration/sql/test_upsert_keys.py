@@ -89,6 +89,16 @@ def test_a_partial_index_and_one_of_an_expression_are_refused(any_rig, index, fl
         written(rig, ("name",), {"name": ["pen"]})
 
 
+@pytest.mark.parametrize("rule", ["NOT NULL ON CONFLICT IGNORE", "UNIQUE ON CONFLICT REPLACE", "UNIQUE ON CONFLICT IGNORE"])
+@pytest.mark.parametrize("any_rig", ["sqlite"], indirect=True)
+def test_a_row_that_a_table_would_drop_by_its_own_rule_is_refused(any_rig, rule):
+    """SQLite's constraints may state that no error is raised."""
+    any_rig.create(f"id INTEGER PRIMARY KEY, name VARCHAR(20) {rule}")
+    with pytest.raises(UsageError, match="constraint failed"):
+        written(any_rig, ("id",), {"id": [1, 2, 3], "name": ["pen", "pen", None]})
+    assert any_rig.rows() == []
+
+
 def test_an_index_that_includes_other_columns_and_a_deferrable_one(server):
     rig = SqlRig(server("postgresql").url)
     rig.create("name VARCHAR(20), price INT")

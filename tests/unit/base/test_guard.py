@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 
 from headrace.connectors.kafka.write.at_least_once import AtLeastOnceKafkaSink
@@ -18,6 +20,8 @@ from headrace.sinks import Attempt
 from headrace.sql import UpsertSink
 from headrace.testing import FakeKafka
 from tests.helpers.both_tables import sink_of
+from tests.helpers.forked import in_child
+from tests.helpers.table_rig import JOB, driver
 
 ROWS = pa.record_batch({"value": ["a", "b"]})
 OF_TWO_TOPICS = pa.record_batch({"topic": ["t", "no topic"], "value": ["a", "b"]})
@@ -102,6 +106,35 @@ def test_what_arrow_cannot_write_is_the_callers_and_not_written_again_for_ever(t
     with sink_named(name, tmp_path, rows.schema).begin(Attempt("q", 0, 0, 0)) as transaction, pytest.raises(UsageError):  # noqa: PT012
         transaction.write(rows)
         transaction.prepare()
+
+
+@pytest.mark.parametrize("name", ["parquet", "delta", "iceberg", "sqlite"])
+def test_a_forked_child_ends_nothing_that_its_parent_has_begun(tmp_path, name):
+    """With what `multiprocessing` forks in a `with` block, the child leaves the block as well."""
+    rows = pa.record_batch({"id": [1], "value": ["a"]})
+    sink = sink_named(name, tmp_path, rows.schema)
+    committer = driver(sink)
+    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
+        transaction.write(rows)
+        assert in_child(transaction.abort) == "None"
+        assert "belongs to the process that began it" in in_child(lambda: transaction.write(rows))
+        transaction.write(pa.record_batch({"id": [2], "value": ["b"]}))
+        with pytest.raises(TypeError, match="pickle the sink"):
+            pickle.dumps(transaction)
+        handle = transaction.prepare()
+    committer.commit(0, () if handle is None else (handle,))
+    assert rows_in(name, sink, tmp_path) == 2
+
+
+def rows_in(name: str, sink: Any, folder: Path) -> int:
+    if name == "sqlite":
+        import sqlalchemy as sa
+
+        with sa.create_engine(sink.url).connect() as connection:
+            return int(connection.exec_driver_sql("SELECT count(*) FROM t").scalar_one())
+    if name == "parquet":
+        return ds.dataset(str(folder), format="parquet").count_rows()
+    return int(sum(batch.num_rows for batch in sink.log().load().batches(["id"])))
 
 
 def test_a_batch_for_a_database_is_whole_or_refused(tmp_path, monkeypatch):

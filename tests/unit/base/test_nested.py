@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.connectors.base.nested import visible, without_hidden_nulls
+from headrace.connectors.base.nested import cast_nested, visible, without_hidden_nulls
 from headrace.enumerator.errors import UsageError
 
 _STRICT = [
@@ -88,3 +88,23 @@ def test_maps_of_views_are_visible_too():
         assert visible(part).type == kind
     hidden = pa.MapArray.from_arrays(pa.array([0, 1, 2], pa.int32()), ["a", "b"], ["c", "d"], mask=pa.array([True, False]))
     assert len(visible(hidden).keys) == 1
+
+
+@pytest.mark.parametrize("around", ["struct", "list", "map"])
+def test_a_cast_to_fields_that_are_never_null_minds_no_null_record(around):
+    """Rows of Spark have no such fields, and tables may."""
+    loose, strict = (pa.struct([pa.field("x", kind, nullable=kind == pa.int32())]) for kind in (pa.int32(), pa.int64()))
+    match around:
+        case "list":
+            found = pa.array([[{"x": 1}, None], None, []], pa.list_(loose))
+            wanted = pa.list_(strict)
+        case "map":
+            found = pa.array([[("k", {"x": 1}), ("j", None)], None], pa.map_(pa.string(), loose))
+            wanted = pa.map_(pa.string(), strict)
+        case _:
+            found, wanted = pa.array([{"x": 1}, None], loose), strict
+    cast = cast_nested(found, wanted)
+    assert (cast.type, cast.to_pylist()) == (wanted, found.to_pylist())
+    assert written(pa.record_batch([cast], names=["s"])) == found.to_pylist()
+    with pytest.raises(UsageError, match="'x' is declared as never null"):
+        cast_nested(pa.array([{"x": None}], loose), strict)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -73,6 +74,29 @@ def test_whatever_is_interrupted_the_next_calls_read_what_is_left(assignment, er
             assert sorted(values) == list("123456"), f"interrupted at bytecode {nth}"
         nth += 97  # a prime: over the parameters no step of a loop is left out
     assert outcomes["read"] > 10, outcomes
+
+
+@pytest.mark.parametrize("last", ["checkpoint_completed", "checkpoint_aborted"])
+def test_no_call_revives_a_run_that_was_interrupted_while_it_decided(last):
+    refused = 0
+    for nth in range(0, 200, 7):
+        with EmbeddedRun(source(), clock=lambda: 0.0) as run:
+            run.checkpoint()
+            with Interruption(nth, KeyboardInterrupt, f"{OURS}/enumerator"), suppress(KeyboardInterrupt, StateError):
+                run.checkpoint()
+            if not is_refused(run.checkpoint):
+                continue
+            refused += 1
+            assert all(map(is_refused, (getattr(run, last), run.checkpoint, partial(run.poll, 0.0))))
+    assert refused > 3
+
+
+def is_refused(call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except StateError as error:
+        return "continue with a new one, from its last checkpoint" in str(error)
+    return False
 
 
 def test_a_batch_that_was_interrupted_on_its_way_is_given_again():

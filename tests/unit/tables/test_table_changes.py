@@ -353,6 +353,17 @@ def test_tables_whose_rows_may_not_be_replaced_are_refused(tmp_path, name, value
         rig.commit(0, (1, "a", "c"))
 
 
+def test_a_table_with_a_former_partition_whose_column_is_gone_is_refused(tmp_path):
+    rig = Rig("iceberg", tmp_path, partition_by=["name"])
+    rig.commit(0, (1, "a", "c"))
+    with iceberg_table(rig.folder).update_spec() as spec:
+        spec.remove_field("name")
+    with iceberg_table(rig.folder).update_schema() as schema:
+        schema.delete_column("name")
+    with pytest.raises(UsageError, match="the column of its former partition 'name' is gone"):
+        rig.sink.log().load().check_rewritable()
+
+
 def test_values_come_through_a_merge_as_they_are(tmp_path):
     """Rows that are written again because a neighbour has changed keep every type."""
     schema = pa.schema([

@@ -81,6 +81,25 @@ def test_a_table_with_a_feature_that_the_library_does_not_write_is_refused_befor
         sink.check_rows(IDS)
 
 
+@pytest.mark.parametrize("around", ["struct", "list", "map"])
+def test_a_rule_for_a_field_within_a_column_is_seen(tmp_path, around):
+    """Delta has invariants at any depth."""
+    sink = delta(tmp_path)
+    rule = {"delta.invariants": '{"expression": {"expression": "x > 5"}}'}
+    inner = {"type": "struct", "fields": [{"name": "x", "type": "long", "nullable": True, "metadata": rule}]}
+    kind = {
+        "struct": inner,
+        "list": {"type": "array", "elementType": inner, "containsNull": True},
+        "map": {"type": "map", "keyType": "string", "valueType": inner, "valueContainsNull": True},
+    }[around]
+    fields = [{"name": "s", "type": kind, "nullable": True, "metadata": {}}]
+    schema = json.dumps({"type": "struct", "fields": fields})
+    rewrite(sink.uri, "metaData", {"id": "1", "format": {"provider": "parquet", "options": {}}, "schemaString": schema,
+                                   "partitionColumns": [], "configuration": {}})  # fmt: skip
+    with pytest.raises(UsageError, match=r"its column 's\.x' has delta\.invariants"):
+        sink.log().load().check_writable()
+
+
 def protocol(feature: str, *, is_readers: bool) -> dict[str, Any]:
     readers = {"minReaderVersion": 3, "readerFeatures": [feature]} if is_readers else {"minReaderVersion": 1}
     return {**readers, "minWriterVersion": 7, "writerFeatures": [feature]}
@@ -325,3 +344,14 @@ def test_rows_that_no_change_touches_are_as_they_were(tmp_path, kind, order):
         paths = [task.file.file_path for task in iceberg_table(str(tmp_path)).scan().plan_files()]
     stored = [row for path in paths for row in pq.ParquetFile(path.removeprefix("file://")).read().to_pylist()]
     assert sorted(stored, key=lambda row: row["id"]) == [*NEIGHBOURS, {"id": 9, **EMPTY}]
+
+
+def test_commits_that_clean_up_the_log_are_no_failures(tmp_path):
+    """The library reads what a job has committed from log files, which its checkpoint may have removed."""
+    settings = {"delta.checkpointInterval": "1", "delta.logRetentionDuration": "interval 0 seconds"}
+    DeltaTable.create(str(tmp_path / "table"), schema=IDS, configuration=settings)
+    sink = DeltaSink(str(tmp_path / "table"))
+    for epoch in range(3):
+        driver(sink).commit(epoch, (prepared(sink, epoch, 0, [{"id": epoch}], IDS),))
+    assert sorted(DeltaTable(sink.uri).to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2]
+    assert not Path(sink.uri, "_delta_log", f"{0:020}.json").exists()
