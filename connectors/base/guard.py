@@ -37,15 +37,15 @@ class AllOrNothing:
         self._process = os.getpid()
 
     def check(self) -> None:
-        """Raise UsageError after an error, after the end, and in a process that was forked since it began."""
+        """Raise UsageError after an error, after the end, and in a process that was forked since it started."""
         if os.getpid() != self._process:
-            raise UsageError(f"{self._where}: {self._name} belongs to the process that began it: begin one in this process")
+            raise UsageError(f"{self._where}: {self._name} belongs to the process that started it: start another one here")
         if self._failed or self._ended:
             why = "was given up after an error" if self._failed else "has ended"
             raise UsageError(f"{self._where}: {self._name} {why}, and takes and gives no rows: start another one")
 
     def end(self) -> bool:
-        """It was prepared or aborted. False where all of it is another process's, which goes on with it."""
+        """It was prepared or aborted. False where all of it is another process's, which continues it."""
         self._ended = True
         return os.getpid() == self._process
 

@@ -40,7 +40,7 @@ def visible(values: pa.Array) -> pa.Array:
 def without_hidden_nulls(rows: pa.RecordBatch) -> pa.RecordBatch:
     """The same rows, with no null in a field that is never null, where it is hidden as its record is null.
 
-    Spark and Arrow have such records, and pyarrow's Parquet writer looks at the field alone. Raises UsageError for any other
+    Engines have such records, and pyarrow's Parquet writer looks at the field alone. Raises UsageError for any other
     null in such a field or column, of which the writer makes an empty list.
     """
     for field, column in zip(rows.schema, rows.columns, strict=True):

@@ -152,8 +152,8 @@ class Transaction(ABC, Generic[HandleT]):
         """Give up, as far as it can be done now; recovery does the rest. Never raises for an unreachable peer."""
 
     def __reduce__(self) -> str:
-        """No process can go on with what another one has begun."""
-        raise TypeError(f"a {type(self).__name__} belongs to the process that began it: pickle the sink")
+        """No process can continue what another one has started."""
+        raise TypeError(f"a {type(self).__name__} belongs to the process that started it: pickle the sink")
 
     def __enter__(self) -> Self:
         """Leaving aborts what was not prepared."""

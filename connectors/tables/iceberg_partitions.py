@@ -106,13 +106,13 @@ class TablePartition:
                 column = pc.floor_temporal(column, unit="hour")  # so that there are few
         found = column.dictionary_encode()
         function = self.transform.transform(self.kind)
-        try:
-            made = [function(_internal(value)) for value in found.dictionary.to_pylist()]
-        except OverflowError as error:
-            message = f"column {self.column!r}: {self.transform} of a timestamp after the year 9999 is not supported: {error}"
-            raise UsageError(message) from error
         kind = column.type if isinstance(self.transform, TruncateTransform) else pa.int32()
-        return pc.take(pa.array(made, kind), found.indices)
+        try:
+            made = pa.array([function(_internal(value)) for value in found.dictionary.to_pylist()], kind)
+        except (OverflowError, pa.ArrowInvalid) as error:
+            why = f"a value whose {self.transform} is beyond its type, such as the least one, or a time after the year 9999"
+            raise UsageError(f"column {self.column!r} of the table's partitions has {why}: {error}") from error
+        return pc.take(made, found.indices)
 
     def stored(self, text: str | None) -> object:
         """What is in the table's manifests for the text in a handle."""

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from headrace.connectors.base.nested import cast_nested
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import Boundedness, Source, check_needs_no_ends
 from headrace.runners.spark.planning import packed, told_parallelism
@@ -104,7 +105,9 @@ def converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if batch.schema.equals(schema):
         return batch
     try:
-        return batch.cast(schema)
+        nested = zip(batch.columns, schema.types, strict=True) if batch.schema.names == schema.names else ()
+        columns = [cast_nested(column, kind) if pa.types.is_nested(kind) else column for column, kind in nested]
+        return (pa.record_batch(columns, batch.schema.names) if columns else batch).cast(schema)
     except (ValueError, pa.ArrowNotImplementedError) as error:  # ValueError: also of nulls where the schema has none
         raise UsageError(f"Spark cannot hold what the source gives: {error}") from error
 

@@ -256,7 +256,7 @@ class Reading(RuleBasedStateMachine):
 
     def finish(self, reader: Reader) -> None:
         """Whatever was done to it, it gives the rest, or refuses."""
-        for _ in range(100):
+        for _ in range(100 + 2 * sum(reader.ends)):
             answer = called(lambda: self.take(reader.batches))
             if answer.error is not None:
                 break

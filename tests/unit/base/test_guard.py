@@ -117,7 +117,7 @@ def test_a_forked_child_ends_nothing_that_its_parent_has_begun(tmp_path, name):
     with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
         transaction.write(rows)
         assert in_child(transaction.abort) == "None"
-        assert "belongs to the process that began it" in in_child(lambda: transaction.write(rows))
+        assert "belongs to the process that started it" in in_child(lambda: transaction.write(rows))
         transaction.write(pa.record_batch({"id": [2], "value": ["b"]}))
         with pytest.raises(TypeError, match="pickle the sink"):
             pickle.dumps(transaction)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import pickle
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
@@ -13,7 +14,7 @@ from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
 
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.bounded import BoundedSourceFormat, advised
+from headrace.runners.spark.bounded import BoundedSourceFormat, advised, converted
 from headrace.testing.memory import MemoryLog, MemorySource
 
 
@@ -64,3 +65,14 @@ def test_a_python_without_what_the_source_needs_is_named_with_advice():
         raise AnalysisException(trace)
     with pytest.raises(AnalysisException, match="no such path"), advised():
         raise AnalysisException("no such path")
+
+
+def test_a_null_struct_fits_a_schema_whose_fields_are_never_null():
+    """Spark marks the fields of what it has made itself so, as in `read.schema(frame.schema)`."""
+    inner = pa.struct([pa.field("b", pa.int64(), nullable=False)])
+    schema = pa.schema([("s", inner), ("of", pa.list_(inner))])
+    rows = pa.RecordBatch.from_pylist([{"s": None, "of": [None, {"b": 1}]}, {"s": {"b": 2}, "of": None}])
+    assert converted(rows, schema).to_pylist() == rows.to_pylist()
+    assert converted(rows, schema).schema == schema
+    with pytest.raises(UsageError, match="'b' is declared as never null"):
+        converted(pa.RecordBatch.from_pylist([{"s": {"b": None}, "of": None}], schema=rows.schema), schema)

@@ -114,7 +114,7 @@ def test_a_partition_of_a_timestamp_after_the_calendar_is_refused_by_name(tmp_pa
     schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us"))])
     sink = sink_of("iceberg", tmp_path)
     sink.create_table(schema, ["day(at)"])
-    with pytest.raises(UsageError, match="column 'at': day of a timestamp after the year 9999"):
+    with pytest.raises(UsageError, match="column 'at' of the table's partitions has a value whose day is beyond its type"):
         commit_rows(sink, 0, pa.record_batch([pa.array([1]), pa.array([TOO_LATE], pa.timestamp("us"))], schema=schema))
 
 
@@ -188,3 +188,14 @@ def test_nulls_of_structs_and_of_columns_that_rows_do_not_have_are_found(tmp_pat
     table = DeltaTable(sink.uri).to_pyarrow_dataset()
     for name, wanted in [("inner", [1]), ("later", [1, 2]), ("x.y", [1])]:
         assert table.to_table(filter=ds.field(name).is_null())["id"].to_pylist() == wanted
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.decimal128(4, 2)], ids=str)
+def test_a_truncated_value_beyond_its_type_is_refused_by_its_column(tmp_path, kind):
+    """The least numbers are often written for what is not known."""
+    least = Decimal("-99.99") if pa.types.is_decimal(kind) else -(2 ** (kind.bit_width - 1))
+    rows = pa.record_batch({"n": pa.array([least], kind)})
+    sink = sink_of("iceberg", tmp_path)
+    sink.create_table(rows.schema, ["truncate(7, n)"])
+    with pytest.raises(UsageError, match="column 'n' of the table's partitions has a value whose"):
+        commit_rows(sink, 0, rows)
