@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from psycopg import Connection, sql
 
+from headrace.connectors.postgresql.columns import Names
 from headrace.connectors.postgresql.replication import lsn_text
 from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
 from headrace.enumerator.errors import UsageError
@@ -262,11 +263,22 @@ def read_tables(connection: Connection, oids: Collection[int], published: Mappin
         key = tuple(names[number] for number in _numbers(primary))
         in_log = {column.name for column in kept}
         key = key if in_log.issuperset(key) else ()
+        read = {number: column for number, column in names.items() if column in in_log}
         tables[oid] = PgTable(
             *(oid, schema, name, kept, _IDENTITIES[replident], key, is_partitioned, bool(is_deferrable)),
             identity_is_published=in_log.issuperset(in_key),
+            names=_by_number(read),
         )
     return tables
+
+
+def read_names(connection: Connection, oid: int) -> Names:
+    """Of all columns of a table, as they are now."""
+    return _by_number({column.number: column.name for column in _columns(connection, [oid]).get(oid, ())})
+
+
+def _by_number(names: Mapping[int, str]) -> Names:
+    return tuple(names.get(number) for number in range(1, max(names, default=0) + 1))
 
 
 class _Attribute(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Protocol
 import psycopg
 
 from headrace.connectors.postgresql import catalog
+from headrace.connectors.postgresql.columns import NamesSum, check_sum, read_sum
 from headrace.connectors.postgresql.connection import connect, translated
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.snapshot import Followed, chunk_key, lower_bounds
@@ -86,14 +87,11 @@ class ChangesDiscovery(StagedDiscovery[ChangesSplit]):
         return Stage(stage.number + 1, LOG, start_of_log(splits), in_pieces=False, is_found=False)
 
     def _check_kind(self, stage: Stage) -> None:
-        """Raise StateError if the checkpoint's job has a log, and this one none, or the other way round."""
-        has_log, snapshot = stage.source == LOG or stage.needs_ends, self._source.snapshot
-        if has_log == (snapshot == "only"):
-            had = "that reads the log" if has_log else "with snapshot='only'"
-            raise StateError(
-                f"the checkpoint is of a job {had}, and its source has snapshot={snapshot!r} now: set it back, or start "
-                "without this checkpoint, into an empty table"
-            )
+        """Raise StateError if the checkpoint's job had another one: which rows are read was decided at its start."""
+        of_rows, of_log = "initial" if stage.needs_ends else "only", "initial" if stage.number else "never"
+        had = of_log if stage.source == LOG else of_rows
+        if had != self._source.snapshot:
+            raise other_snapshot(had, self._source.snapshot)
 
     def _log_at(self, number: int, end: JsonObject | None) -> LogDiscovery:
         """One object for all looks of a process: it has said what it has said. Its stage has no `end`: that is with the split
@@ -104,16 +102,26 @@ class ChangesDiscovery(StagedDiscovery[ChangesSplit]):
         return self._log
 
 
+def other_snapshot(had: str, snapshot: str) -> StateError:
+    """The error for a checkpoint whose job had another kind of snapshot."""
+    return StateError(
+        f"the checkpoint is of a job with snapshot={had!r}, and its source has snapshot={snapshot!r} now, which would be "
+        "ignored: set it back, or start without this checkpoint, into an empty table"
+    )
+
+
 def start_of_log(splits: Sequence[ChangesSplit]) -> JsonObject:
     """What a log needs to know of the chunks before it, all of which are read: where it starts, and what it leaves out."""
     chunks = [split for split in splits if isinstance(split, ChunkSplit)]
     tables = {chunk.table: chunk.oid for chunk in chunks}
     published = {chunk.oid: chunk.published_by for chunk in chunks}
+    columns = {str(chunk.oid): list(chunk.columns) for chunk in chunks if chunk.columns}
     return {
         "position": stored_origin(chunks[0].slot),
         "tables": tables,
         "seam": stored_seam(seam_of(chunks)),
         "published_by": stored_published([*published.items()]),
+        "columns": columns,
     }
 
 
@@ -140,11 +148,11 @@ class ChunkDiscovery(SplitDiscovery[ChangesSplit]):
 
 def _cut(connection: psycopg.Connection, followed: Followed, rows: int, place: Origin, floor: int) -> Iterator[ChunkSplit]:
     table, key = followed.table, chunk_key(followed.table)
+    columns = NamesSum.of(table.names)
     bounds: list[Key | None] = [None, *lower_bounds(connection, followed, key, rows), None]
     for number, (lower, upper) in enumerate(pairwise(bounds)):
-        yield ChunkSplit(
-            0, table.full_name, table.oid, number, key, lower, upper, place, floor, published_by=followed.published_by
-        )
+        published = followed.published_by
+        yield ChunkSplit(0, table.full_name, table.oid, number, key, lower, upper, place, floor, None, published, columns)
 
 
 class LogDiscovery(SplitDiscovery[ChangesSplit]):
@@ -165,15 +173,21 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
         self._said: dict[str, str] = {}
 
     def initial(self) -> DiscoveryResult[ChangesSplit]:
+        """Raises UsageError for a table with a column that was renamed behind its chunks."""
+        followed = self._source.followed
+        columns = tuple((each.table.oid, each.table.names) for each in followed)
         if self._end is not None:
+            sums = stored_object(self._end.get("columns", {}))
+            for each in followed:
+                check_sum(each.table.full_name, read_sum(sums.get(str(each.table.oid))), each.table.names)
             tables, seam = read_tables(stored_object(self._end["tables"])), read_seam(stored_object(self._end["seam"]))
             published = read_published(stored_object(self._end["published_by"]))
-            split = LogSplit(self._number, read_origin(self._end["position"]), tables, seam=seam, published_by=published)
+            split = LogSplit(self._number, read_origin(self._end["position"]), tables, 0, seam, published, columns)
         else:
-            published = tuple((each.table.oid, each.published_by) for each in self._source.followed)
+            published = tuple((each.table.oid, each.published_by) for each in followed)
             with translated(self._source.url, "making a slot"), connect(self._source.url) as connection:
                 place, _ = slot_place(connection, self._source.slot)
-            split = LogSplit(self._number, place, self._tables, published_by=published)
+            split = LogSplit(self._number, place, self._tables, published_by=published, columns=columns)
         return DiscoveryResult([split], stage=self._stage)
 
     def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:

@@ -15,7 +15,8 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.postgresql.added import AddedTables
+from headrace.connectors.postgresql.added import AddedTables, partly_read
+from headrace.connectors.postgresql.columns import check_names
 from headrace.connectors.postgresql.connection import connect, translated
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.pgoutput import Decoded, Decoder, LoggedChanges, LoggedRelation
@@ -77,7 +78,9 @@ class LogReader:
         self._log = LogConnection(place.url, place.slot, [place.publication])
         self._transaction_bytes, self._is_exact = transaction_bytes, seam == "exact"
         self._rows, self._added = rows, added
-        check_names(rows, split)
+        check_tables(rows, split)
+        columns = tuple((oid, each.table.names) for oid, each in rows.tables.items())
+        split = replace(split, columns=columns)
         if added is not None:
             split = added.taken_over(split)
         self._end = self._durable = 0
@@ -277,13 +280,14 @@ class LogReader:
             return self._orders[table].chunks(keys)
 
 
-def check_names(rows: OneTableRows, split: LogSplit) -> None:
+def check_tables(rows: OneTableRows, split: LogSplit) -> None:
     """Raise DataLossError for a table that was created again, UsageError for one that was named otherwise when it was read.
 
-    The seam is by names.
+    The seam is by names. UsageError also for a table of which a column was.
     """
     read, seam = dict(split.tables or ()), dict(split.seam.tables if split.seam else ())
     old_names = {oid: name for name, oid in read.items()}
+    columns = dict(split.columns)
     for oid, each in rows.tables.items():
         name = each.table.full_name
         if read.get(name, oid) != oid and read[name] not in rows.tables:
@@ -294,6 +298,8 @@ def check_names(rows: OneTableRows, split: LogSplit) -> None:
                 f"the table {name} was not named so when the snapshot read {old_name}, and the log still has changes that were "
                 f"read then: undo that until the job has read them, or {NEW_SNAPSHOT}"
             )
+        if split.has_rows_of(oid) or partly_read(split, name) is not None:
+            check_names(name, columns.get(oid, ()), each.table.names)
 
 
 def count_of(decoded: Decoded) -> int:

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.csv as pc
 from psycopg import sql
 
-from headrace.connectors.postgresql.catalog import flush_log, read_log_end
+from headrace.connectors.postgresql.catalog import flush_log, read_log_end, read_names
+from headrace.connectors.postgresql.columns import check_names
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.splits import Key, Seen, TableSeam
 from headrace.connectors.postgresql.types import PgColumn, PgTable
@@ -107,7 +108,7 @@ def read_chunk(
     """The texts of the published columns of a chunk's rows, and what the chunk has seen. The connection is in autocommit.
 
     What it has seen is on the server's disk when this returns, as a crash would undo it. Raises DataLossError for a table that
-    was created again.
+    was created again, UsageError for one with a column that was renamed.
     """
     table = followed.table
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.columns)
@@ -118,6 +119,7 @@ def read_chunk(
     seen = None
     while seen is None:
         data, seen = _read_once(connection, table, rows)
+    check_names(table.full_name, table.names, read_names(connection, table.oid))
     flush_log(connection)
     return _texts(data, [column.name for column in table.columns]), seen
 

@@ -22,8 +22,9 @@ from psycopg import sql
 from headrace.connectors.base.arguments import names, text
 from headrace.connectors.postgresql import catalog
 from headrace.connectors.postgresql.added import AddedTables
+from headrace.connectors.postgresql.columns import check_sum
 from headrace.connectors.postgresql.connection import connect, shown, translated
-from headrace.connectors.postgresql.discovery import ChangesDiscovery
+from headrace.connectors.postgresql.discovery import ChangesDiscovery, other_snapshot
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.log_reader import LogReader, SlotPlace
 from headrace.connectors.postgresql.pgoutput import TRANSACTION_BYTES
@@ -48,6 +49,7 @@ class ChangesSource(StagedSource[ChangesSplit]):
     - `slot`: the name of the logical slot, which starts with `headrace_`. It is made at the first start, and is this job's own:
       it keeps the log until a checkpoint has read it. Drop it when the job is gone (`headrace postgresql slots`).
     - `snapshot`: `initial` reads the tables' rows first, `only` nothing else, `never` changes alone, from the first start.
+      A checkpoint is not continued with another one.
     - `seam`: `exact` (default) leaves out the changes that the snapshot's rows have. `overlapping` gives them, too, for a sink
       that writes at least once, by key: a failed attempt may have written a row that is gone when its chunk is read again.
     - `chunk_rows`: rows of the snapshot that are read, and held in memory, at a time (default 50,000).
@@ -325,6 +327,8 @@ class ChangesReader(SourceReader[ChangesSplit]):
     def add_splits(self, splits: Sequence[ChangesSplit]) -> None:
         for split in splits:
             if isinstance(split, ChunkSplit):
+                if self._source.snapshot == "never":
+                    raise other_snapshot("initial", "never")
                 self._chunks.append(split)
             else:
                 source = self._source
@@ -363,6 +367,7 @@ class ChangesReader(SourceReader[ChangesSplit]):
                 f"table {chunk.table} is no longer among the tables that are read, and its snapshot is not over: put it back "
                 f"until the log is read, or {NEW_SNAPSHOT}"
             )
+        check_sum(chunk.table, chunk.columns, followed.table.names)
         with translated(self._source.url, f"reading {chunk.table}"), connect(self._source.url) as connection:
             texts, seen = read_chunk(connection, followed, chunk.key, chunk.lower, chunk.upper)
         rows = self._rows.snapshot(chunk.oid, texts, chunk.floor)

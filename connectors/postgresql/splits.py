@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headrace.connectors.postgresql.columns import Names, NamesSum, read_columns, read_sum, stored_columns
 from headrace.enumerator.envelope import stored_number, stored_object, stored_text
 from headrace.enumerator.source import JsonObject, SplitSerializer
 
@@ -40,7 +41,7 @@ class ChunkSplit:
 
     `oid`: of the table, which has another one when it is created again. `key`: the columns it is cut by, empty: not at all.
     `slot`: where the log starts behind the snapshot. `floor`: an LSN before every change in it. `seen`: None until it is read.
-    `published_by`: as of `PublishedTable`.
+    `published_by`: as of `PublishedTable`. `columns`: of the table as it was cut; None where an older headrace cut it.
     """
 
     stage: int
@@ -54,6 +55,7 @@ class ChunkSplit:
     floor: int
     seen: Seen | None = None
     published_by: tuple[int, ...] = ()
+    columns: NamesSum | None = None
 
     @property
     def split_id(self) -> str:
@@ -88,6 +90,7 @@ class LogSplit:
     `skip`: how many changes after it were read already: of a transaction that was too large for one batch. `seam`: None where
     no change can be in a chunk. `tables`: those whose rows are read, with their oids; None where no rows are wanted.
     `published_by`: of tables, by their oids, as of `PublishedTable`: the log has their changes while one of these stays.
+    `columns`: names of columns as a reader last had them, by the tables' oids; none where an older headrace read them.
     """
 
     stage: int
@@ -96,6 +99,7 @@ class LogSplit:
     skip: int = 0
     seam: Seam | None = None
     published_by: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    columns: tuple[tuple[int, Names], ...] = ()
 
     @property
     def split_id(self) -> str:
@@ -193,6 +197,7 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
     "upper": null, "slot": {"system": "7", "timeline": 1, "lsn": 9}, "floor": 8, "seen": null, "published_by": [16390]}. The
     log: {"stage": 1,
     "position": {...}, "tables": {"public.t": 16385}, "skip": 0, "seam": null, "published_by": {"16385": [16390]}}.
+    Where it is known, a chunk also has "columns": [2, 0, 3421780262], the log {"16385": ["id", "value"]}.
     """
 
     version = 1
@@ -209,6 +214,7 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
                 "skip": split.skip,
                 "seam": seam,
                 "published_by": stored_published(split.published_by),
+                **({"columns": stored_columns(split.columns)} if split.columns else {}),
             }
         seen = None if split.seen is None else {"snapshot": split.seen.snapshot, "lsn": split.seen.lsn}
         return {
@@ -223,6 +229,7 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
             "floor": split.floor,
             "seen": seen,
             "published_by": list(split.published_by),
+            **({"columns": list(split.columns)} if split.columns else {}),
         }
 
     def deserialize(self, version: int, data: JsonObject) -> ChangesSplit:
@@ -233,7 +240,8 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
             seam = None if data["seam"] is None else read_seam(stored_object(data["seam"]))
             tables = None if data["tables"] is None else read_tables(stored_object(data["tables"]))
             published = read_published(stored_object(data["published_by"]))
-            return LogSplit(stage, read_origin(data["position"]), tables, stored_number(data["skip"]), seam, published)
+            columns = read_columns(stored_object(data.get("columns", {})))
+            return LogSplit(stage, read_origin(data["position"]), tables, stored_number(data["skip"]), seam, published, columns)
         seen = data["seen"]
         return ChunkSplit(
             stage,
@@ -247,4 +255,5 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
             stored_number(data["floor"]),
             None if seen is None else Seen(stored_text(seen["snapshot"]), stored_number(seen["lsn"])),
             _numbers(data["published_by"]),
+            read_sum(data.get("columns")),
         )

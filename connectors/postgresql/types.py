@@ -68,7 +68,7 @@ class PgTable:
     published.
 
     `is_deferrable`: the key may be changed so that rows have the same one until the transaction's end. `identity_is_published`:
-    whether all columns of the replica identity are.
+    whether all columns of the replica identity are. `names`: of the columns, by their numbers (`columns.Names`).
     """
 
     oid: int
@@ -80,6 +80,7 @@ class PgTable:
     is_partitioned: bool = False
     is_deferrable: bool = False
     identity_is_published: bool = True
+    names: tuple[str | None, ...] = ()
 
     @property
     def full_name(self) -> str:

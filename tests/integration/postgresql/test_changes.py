@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -21,8 +21,9 @@ from headrace.connectors.postgresql import snapshot
 from headrace.connectors.postgresql.discovery import LogDiscovery, start_of_log
 from headrace.connectors.postgresql.replication import LogConnection
 from headrace.connectors.postgresql.source import Seam, Snapshot
-from headrace.connectors.postgresql.splits import LogSplit, Origin
+from headrace.connectors.postgresql.splits import ChangesSplitSerializer, LogSplit, Origin
 from headrace.enumerator import EmbeddedRun, Source
+from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.errors import DataLossError, StateError, UsageError
 from headrace.postgresql import ChangesSource, table_rows
 from headrace.runners.metrics import METRICS
@@ -677,6 +678,96 @@ def test_a_table_that_is_altered_is_read_on_after_a_restart(url: str) -> None:
     ]
 
 
+SWAPPED = (
+    "ALTER TABLE public.orders RENAME value TO x",
+    "ALTER TABLE public.orders RENAME more TO value",
+    "ALTER TABLE public.orders RENAME x TO more",
+)
+RENAMED = ("ALTER TABLE public.orders RENAME value TO other",)
+
+
+@pytest.mark.parametrize("altered", [SWAPPED, RENAMED], ids=["swapped", "renamed"])
+@pytest.mark.parametrize("where", ["in the chunks", "behind the chunks", "in the log", "rows alone", "log alone", "one stage"])
+def test_a_column_that_was_renamed_before_a_restart_is_refused(url: str, where: str, altered: Sequence[str]) -> None:
+    """It was read on by its new name: of two that had swapped theirs, rows had each other's values."""
+    psql(url, "ALTER TABLE public.orders ADD more text DEFAULT 'more'")
+    kinds: dict[str, Snapshot] = {"rows alone": "only", "log alone": "never"}
+
+    def source() -> Any:
+        changes = source_of(url, chunk_rows=1000, snapshot=kinds.get(where, "initial"))
+        return changes.in_one_stage() if where == "one stage" else changes
+
+    with EmbeddedRun(source(), clock=time.monotonic) as run:
+        if where == "in the log":
+            state = state_of_log(run)
+        else:
+            read_some(run, {"behind the chunks": 3000, "log alone": 0}.get(where, 1000))
+            state = run.checkpoint()
+        assert (b'"position"' in state) == (where in {"in the log", "log alone", "one stage"})
+        run.checkpoint_completed()
+    psql(url, *altered, "UPDATE public.orders SET part = 'p9' WHERE id = 1")
+    for _ in range(2):
+        with (
+            pytest.raises(UsageError, match=r"a column of public.orders was renamed .*take a new snapshot"),
+            EmbeddedRun(source(), clock=time.monotonic, checkpoint=state) as run,
+        ):
+            read_some(run, 1)
+
+
+def test_a_column_that_swaps_its_name_between_two_chunks_ends_the_job(url: str) -> None:
+    psql(url, "ALTER TABLE public.orders ADD more text")
+    with EmbeddedRun(source_of(url, chunk_rows=1000), clock=time.monotonic) as run:
+        read_some(run, 1000)
+        psql(url, *SWAPPED)
+        with pytest.raises(UsageError, match=r"renamed \(value is more now, more is value now\)"):
+            read_some(run, 1)
+
+
+@pytest.mark.parametrize("in_log", [True, False], ids=["in the log", "in the chunks"])
+def test_columns_that_were_added_or_dropped_before_a_restart_are_read(url: str, in_log: bool) -> None:
+    psql(url, "ALTER TABLE public.orders ADD more text DEFAULT 'more'")
+    with EmbeddedRun(source_of(url, chunk_rows=1000), clock=time.monotonic) as run:
+        state = state_of_log(run) if in_log else run.checkpoint()
+    psql(
+        url,
+        "ALTER TABLE public.orders DROP more",
+        "ALTER TABLE public.orders ADD last text, ADD more text DEFAULT 'new'",
+        "UPDATE public.orders SET value = 'x' WHERE id = 2999",
+    )
+    with EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
+        found = read_some(run, 1 if in_log else 3000)
+    assert [(row["value"], row["last"], row["more"]) for row in found if row["id"] == 2999] == [("x", None, "new")]
+
+
+def test_a_column_that_was_added_is_known_from_then_on_and_a_checkpoint_without_names_is_read(url: str) -> None:
+    with EmbeddedRun(source_of(url), clock=time.monotonic) as run:
+        state = state_of_log(run)
+    psql(url, "ALTER TABLE public.orders ADD last text", "UPDATE public.orders SET value = 'x' WHERE id = 1")
+    with EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
+        read_some(run, 1)
+        state = run.checkpoint()
+    psql(url, "ALTER TABLE public.orders RENAME last TO latest", "UPDATE public.orders SET value = 'y' WHERE id = 1")
+    with pytest.raises(UsageError, match=r"renamed \(last is latest now\)"):
+        EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state)
+    serializer = CheckpointSerializer("postgresql-changes", ChangesSplitSerializer())
+    checkpoint = serializer.deserialize(state)
+    splits = tuple(replace(each, split=replace(each.split, columns=())) for each in checkpoint.splits)
+    older = serializer.serialize(replace(checkpoint, splits=splits))
+    assert b'"columns"' not in older
+    with EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=older) as run:
+        (row,) = read_some(run, 1)
+    assert (row["value"], row["latest"]) == ("y", None)
+
+
+def state_of_log(run: EmbeddedRun[Any]) -> bytes:
+    """A checkpoint behind all chunks."""
+    read_some(run, 3000)
+    run.checkpoint()
+    run.checkpoint_completed()
+    run.poll(0.1)
+    return run.checkpoint()
+
+
 def test_the_slot_moves_by_checkpoints_also_past_what_is_not_published(url: str) -> None:
     """The log of a quiet table is not kept: other tables write it."""
     place = f"SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = '{SLOT}'"
@@ -897,22 +988,31 @@ def test_another_publication_is_refused_by_the_name_of_the_one_that_was_read(url
         psql(url, "DROP PUBLICATION others")
 
 
-def test_rows_alone_do_not_continue_a_log(url: str) -> None:
-    """The log was read on, for ever."""
+@pytest.mark.parametrize("now", ["only", "never"])
+def test_another_kind_of_snapshot_does_not_continue_a_checkpoint(url: str, now: Snapshot) -> None:
+    """It was ignored: the log was read on, for ever."""
     with EmbeddedRun(source_of(url), clock=time.monotonic) as run:
         state_of_chunks = run.checkpoint()
         run.checkpoint_completed()
         read_some(run, 3000)
         run.poll(0.1)
         state = run.checkpoint()
-    said = "of a job that reads the log, and its source has snapshot='only' now"
+    said = f"of a job with snapshot='initial', and its source has snapshot='{now}' now"
     with pytest.raises(StateError, match=said):
-        EmbeddedRun(source_of(url, snapshot="only"), clock=time.monotonic, checkpoint=state)
+        EmbeddedRun(source_of(url, snapshot=now), clock=time.monotonic, checkpoint=state)
     with (
-        EmbeddedRun(source_of(url, snapshot="only"), clock=time.monotonic, checkpoint=state_of_chunks) as run,
         pytest.raises(StateError, match=said),
+        EmbeddedRun(source_of(url, snapshot=now), clock=time.monotonic, checkpoint=state_of_chunks) as run,
     ):
-        read_some(run, 3001)
+        read_some(run, 1 if now == "never" else 3001)
+
+
+def test_a_log_that_was_read_without_rows_is_not_continued_with_them(url: str) -> None:
+    """They never came."""
+    with EmbeddedRun(source_of(url, snapshot="never"), clock=time.monotonic) as run:
+        state = run.checkpoint()
+    with pytest.raises(StateError, match="with snapshot='never', and its source has snapshot='initial' now"):
+        EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state)
 
 
 def test_a_table_that_another_takes_the_place_of_is_said(url: str, caplog: pytest.LogCaptureFixture) -> None:
