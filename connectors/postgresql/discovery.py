@@ -103,7 +103,7 @@ class ChangesDiscovery(StagedDiscovery[ChangesSplit]):
 
 
 def other_snapshot(had: str, snapshot: str) -> StateError:
-    """The error for a checkpoint whose job had another kind of snapshot."""
+    """The error for a checkpoint of another kind of snapshot."""
     return StateError(
         f"the checkpoint is of a job with snapshot={had!r}, and its source has snapshot={snapshot!r} now, which would be "
         "ignored: set it back, or start without this checkpoint, into an empty table"
