@@ -10,6 +10,7 @@ beginning.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from headrace.runners.local.checkpoints import RUN_CHECKPOINT, SAVEPOINT, Checkp
 from headrace.runners.local.storage.files import RunFiles
 from headrace.runners.local.storage.folder import local_folder, write_whole
 from headrace.runners.local.storage.places import usable
+
+log = logging.getLogger(__name__)
 
 _ENVELOPE = Envelope("headrace-savepoint", "savepoint")
 
@@ -139,7 +142,10 @@ def given_savepoint(path: Path | None, files: RunFiles) -> Savepoint | None:
 
     Raises UsageError for a file that is not there, and StateError as `fetch_savepoint`.
     """
-    if path is None or (not path.exists() and SAVEPOINT in files.names()):
+    if path is None:
+        return None
+    if not path.exists() and SAVEPOINT in files.names():
+        log.warning("%s is not there: the run continues from what it has, and started with its copy of a savepoint", path)
         return None
     return fetch_savepoint(path)
 

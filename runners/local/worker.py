@@ -102,6 +102,8 @@ def transform_error(pipeline: PipelineSpec, rows: int, before: object, after: ob
 def described(error: BaseException) -> str:
     """The error and where it came from: for the user's function the line of its own file, though a library has raised."""
     cause = error.__cause__ if isinstance(error, _TransformError) and error.__cause__ is not None else error
+    if isinstance(cause, RuntimeError) and isinstance(cause.__cause__, StopIteration):
+        cause = cause.__cause__  # of a bare `next`: Python makes another error of it in whatever generator it passes (PEP 479)
     frames = traceback.extract_tb(cause.__traceback__)
     if isinstance(error, _TransformError):
         frames = traceback.StackSummary.from_list([frame for frame in frames if frame.filename == error.file] or frames)

@@ -32,7 +32,7 @@ from headrace.runners.spark.session import DataSourceFormat
 from headrace.runners.spark.supervision.core import EXIT_STATUSES, DriverEnd, Ending
 from headrace.runners.spark.supervision.dry_run import KEEP_WARM_S, DryRun, dry_run_folder
 from headrace.runners.spark.supervision.exit_causes import end_by
-from headrace.runners.spark.supervision.jobs import FunctionName, load
+from headrace.runners.spark.supervision.jobs import FunctionName, load, load_job
 from headrace.runners.spark.supervision.process_tree import TREE_VARIABLE, kill_tree
 from headrace.runners.spark.supervision.queries import ProgressOfQueries, RunningQuery, WatchedQuery, queries_of
 from headrace.runners.spark.supervision.query_hooks import intercepted
@@ -99,7 +99,7 @@ class _Driver:
         return end
 
     def _run(self) -> DriverEnd:
-        job = load(self._order.job)
+        job = load_job(self._order.job)
         own = self._order.session
         session = load(own)() if own is not None else _session(self._format, self._order.conf)
         if self._order.has_peers:

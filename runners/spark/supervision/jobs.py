@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.job_file import load_file, named_in_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _LOADED_AS = "__headrace_job__"  # not `__main__`: a script's `if __name__ == "__main__"` is the supervisor's part
 
@@ -70,6 +74,20 @@ def load(name: FunctionName) -> Callable[..., Any]:
     if not callable(found):
         raise UsageError(f"there is no function {name.function!r} in {name.place}")
     return found  # type: ignore[no-any-return]  # callable
+
+
+def load_job(name: FunctionName) -> Callable[[SparkSession], object]:
+    """A function of a session. Raises UsageError, as `load`, also for one that does not take exactly that."""
+    job = load(name)
+    try:
+        signature = inspect.signature(job)
+    except (TypeError, ValueError):  # of a function that Python knows none of
+        return job
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise UsageError(f"the job {name.function} is called with the session alone: {error}") from error
+    return job
 
 
 def _module(name: FunctionName) -> ModuleType:

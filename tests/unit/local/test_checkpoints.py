@@ -887,7 +887,7 @@ def test_a_run_that_died_before_its_savepoint_became_a_checkpoint_starts_there_w
     begin_with(None, store, POSITIONS, as_it_is)  # it continues from its checkpoint, whatever the copy is
 
 
-def test_a_run_continues_though_the_savepoint_that_it_started_with_is_gone(tmp_path):
+def test_a_run_continues_though_the_savepoint_that_it_started_with_is_gone(tmp_path, caplog):
     """The same command, started again when the savepoint had been removed, ended at once."""
     path, folder = tmp_path / "savepoint.json", tmp_path / "run"
     with pytest.raises(UsageError, match="there is no such savepoint"):
@@ -897,6 +897,7 @@ def test_a_run_continues_though_the_savepoint_that_it_started_with_is_gone(tmp_p
     begin_with(given_savepoint(path, store.files), store, POSITIONS, as_it_is)
     path.unlink()
     begin_with(given_savepoint(path, store.files), store, POSITIONS, as_it_is)
+    assert f"{path} is not there: the run continues from what it has" in caplog.text
     assert store.latest().positions.splits == checkpoint(7).positions.splits
 
 
@@ -1434,6 +1435,19 @@ def test_an_error_of_the_users_function_names_its_own_line_though_a_library_has_
     text, line = described(error), casts.__code__.co_firstlineno + 1
     assert re.match(r"the transform failed on a batch of 2 rows of .*'a'.*, offsets 3 up to 5: ArrowInvalid: ", text)
     assert text.endswith(f"({__file__}:{line})")
+
+
+def takes_none(batch):
+    yield next(iter(()))
+
+
+def test_a_bare_next_that_finds_nothing_is_named_by_its_line():
+    pipeline = pipeline_in_memory(takes_none)
+    with pytest.raises(RuntimeError, match="generator raised StopIteration") as raised:
+        list(pipeline.transformed(pa.record_batch({"value": ["a"]})))
+    error = transform_error(pipeline, 1, MemorySplit("a", 0), MemorySplit("a", 1))
+    error.__cause__ = raised.value
+    assert described(error).endswith(f"StopIteration:  ({__file__}:{takes_none.__code__.co_firstlineno + 1})")
 
 
 class TextlessError(Exception):

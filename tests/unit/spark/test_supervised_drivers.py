@@ -30,7 +30,7 @@ from headrace.runners.spark.submitted import as_it_was_submitted
 from headrace.runners.spark.supervision.core import DriverEnd, Ending, SupervisionLimits
 from headrace.runners.spark.supervision.driver import DriverOrder, stage_of
 from headrace.runners.spark.supervision.exit_causes import end_by
-from headrace.runners.spark.supervision.jobs import FunctionName, load
+from headrace.runners.spark.supervision.jobs import FunctionName, load, load_job
 from headrace.runners.spark.supervision.process_tree import TREE_VARIABLE, kill_tree, members, new_tree
 from headrace.runners.spark.supervision.processes import DriverProcess
 from headrace.runners.spark.supervision.queries import ProgressOfQueries, WatchedQuery, queries_of
@@ -401,6 +401,10 @@ def test_a_function_is_found_by_its_name_and_what_is_no_function_is_refused(tmp_
         load(FunctionName("headrace.spark", "nothing"))
     with pytest.raises(UsageError, match="cannot be loaded: ModuleNotFoundError"):
         load(FunctionName("no_such_module", "job"))
+    (tmp_path / "other.py").write_text("def job(): pass\ndef good(spark, n=1): pass\n")
+    assert load_job(FunctionName(str(tmp_path / "other.py"), "good"))
+    with pytest.raises(UsageError, match="the job job is called with the session alone: too many positional arguments"):
+        load_job(FunctionName(str(tmp_path / "other.py"), "job"))
     (tmp_path / "broken.py").write_text("def job(:")
     with pytest.raises(UsageError, match="cannot be loaded: SyntaxError"):
         load(FunctionName(str(tmp_path / "broken.py"), "job"))
