@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -398,9 +399,8 @@ class _BytesFile:
     def close(self) -> None:
         self._inner.close()
 
-    @property
-    def closed(self) -> bool:
-        return bool(self._inner.closed)
+    closed = property(attrgetter("_inner.closed"))
+    """No function, which may be interrupted: Arrow takes whatever it raises for True."""
 
 
 def _indexed(properties: Mapping[str, str]) -> int | None:

@@ -274,8 +274,10 @@ def sql_of(bound: pa.Scalar) -> str | None:
             if "\0" in text or len(text) > 70
             else "'" + text.replace("'", "''").replace("{", "{{").replace("}", "}}") + "'"
         )
-    if types.is_integer(kind) or types.is_decimal(kind):
-        return f"{bound.as_py():f}" if types.is_decimal(kind) else str(bound.as_py())
+    if types.is_integer(kind):
+        return str(bound.as_py())
+    if types.is_decimal(kind):  # a number of more digits would be read as a double
+        return f"'{bound.as_py():f}'::DECIMAL({kind.precision - min(kind.scale, 0)}, {max(kind.scale, 0)})"
     if types.is_timestamp(kind):
         maker = "make_timestamp" if kind.tz is None else "make_timestamptz"
         return f"{maker}({bound.value})"
