@@ -33,13 +33,13 @@ demo-move: $(INSTALLED) ## The flights copied by the JVM connector, headrace run
 demo-changes: $(INSTALLED) ## A bank's PostgreSQL tables and their changes into Delta tables: three kills in the snapshot, three in the log
 	$(BIN)/python examples/changes/demo.py
 
-test: $(INSTALLED) ## The tests of every change, some with a real Kafka, Spark and PostgreSQL (eight minutes)
+test: $(INSTALLED) ## The tests of every change, some with a real Kafka, Spark and PostgreSQL (ten minutes)
 	$(PYTEST) -m "not full and not long"
 
-test-rest: $(INSTALLED) ## What `make test` leaves out of all that CI runs: more of Kafka, Spark, Flink and databases (a quarter of an hour)
+test-rest: $(INSTALLED) ## What `make test` leaves out of all that CI runs: more of Kafka, Spark, Flink and databases (twenty minutes)
 	$(PYTEST) -m "full and not long"
 
-test-all: test test-rest ## Everything that CI runs (25 minutes)
+test-all: test test-rest ## Everything that CI runs (half an hour)
 
 test-long: $(INSTALLED) ## The tests marked long, which CI leaves out: demos and examples with kills (a quarter of an hour)
 	$(PYTEST) --numprocesses 2 -m long --ignore tests/clusters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import pyarrow as pa
@@ -64,16 +65,33 @@ def cast_nested(values: pa.Array, kind: pa.DataType) -> pa.Array:
     return _required(visible(cast), kind, None) if _has_required_field(kind) else cast
 
 
+def with_types(kind: pa.DataType, changed: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """A record, map or list of the changed types; a list of a fixed size becomes one of any. Other types are as they are."""
+    fields = [each.with_type(changed(each.type)) for each in _fields_of(kind)]
+    if types.is_struct(kind):
+        return pa.struct(fields)
+    if types.is_map(kind):
+        return pa.map_(*fields)
+    if types.is_large_list(kind):
+        return pa.large_list(*fields)
+    return pa.list_(*fields) if fields else kind
+
+
+def _fields_of(kind: pa.DataType) -> list[pa.Field]:
+    """Those of a record, key and item of a map, and the item of a list."""
+    if types.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    if types.is_struct(kind) or types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return [kind.field(place) for place in range(kind.num_fields)]
+    return []
+
+
 def _nullable(kind: pa.DataType) -> pa.DataType:
     """The type with no field of a record that is never null."""
     if not _has_required_field(kind):
         return kind
-    if types.is_struct(kind):
-        return pa.struct([each.with_type(_nullable(each.type)).with_nullable(nullable=True) for each in kind])
-    inner = [kind.field(place).with_type(_nullable(kind.field(place).type)) for place in range(kind.num_fields)]
-    if types.is_map(kind):
-        return pa.map_(kind.key_field, kind.item_field.with_type(_nullable(kind.item_type)))
-    return pa.large_list(inner[0]) if types.is_large_list(kind) else pa.list_(inner[0])
+    is_record = types.is_struct(kind)
+    return with_types(pa.struct([each.with_nullable(nullable=True) for each in kind]) if is_record else kind, _nullable)
 
 
 def _never_null(field: pa.Field) -> UsageError:
@@ -83,11 +101,8 @@ def _never_null(field: pa.Field) -> UsageError:
 @lru_cache(maxsize=1024)
 def _has_required_field(kind: pa.DataType) -> bool:
     """Whether a record in this type has a field that is never null."""
-    if not types.is_nested(kind):
-        return False
-    fields = [kind.field(place) for place in range(kind.num_fields)]
     is_record = types.is_struct(kind)
-    return any((is_record and not field.nullable) or _has_required_field(field.type) for field in fields)
+    return any((is_record and not field.nullable) or _has_required_field(field.type) for field in _fields_of(kind))
 
 
 def _required(values: pa.Array, kind: pa.DataType, hidden: pa.Array | None) -> pa.Array:
@@ -117,8 +132,14 @@ def _field(values: pa.Array, field: pa.Field, null: pa.Array) -> pa.Array:
 
 
 def _as_valid(values: pa.Array) -> pa.Array:
-    """The same values, and whatever is there for nulls. Nested ones as they are: the writer does not look at them."""
+    """The same values, and whatever is there for nulls."""
     kind = values.type
+    if types.is_struct(kind):
+        return pa.StructArray.from_arrays([values.field(place) for place in range(kind.num_fields)], fields=list(kind))
+    if types.is_map(kind):
+        return pa.MapArray.from_arrays(values.offsets, values.keys, values.items, type=kind)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return type(values).from_arrays(values.offsets, values.values, type=kind)
     if types.is_dictionary(kind):
         return pa.DictionaryArray.from_arrays(_as_valid(values.indices), values.dictionary, ordered=kind.ordered)
     if isinstance(kind, pa.BaseExtensionType):

@@ -11,7 +11,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.connectors.base.nested import cast_nested, without_hidden_nulls
+from headrace.connectors.base.nested import cast_nested, with_types, without_hidden_nulls
 from headrace.connectors.formats.json_lines import json_lines, unwritable
 from headrace.enumerator.errors import UsageError
 
@@ -152,18 +152,7 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.BaseExtensionType):
         stored = _stored_type(kind.storage_type)
         return kind if stored == kind.storage_type else stored
-    if not pa.types.is_nested(kind) or pa.types.is_union(kind):
-        return kind
-    fields = [kind.field(at).with_type(_stored_type(kind.field(at).type)) for at in range(kind.num_fields)]
-    if pa.types.is_struct(kind):
-        return pa.struct(fields)
-    if pa.types.is_map(kind):
-        return pa.map_(
-            kind.key_field.with_type(_stored_type(kind.key_type)), kind.item_field.with_type(_stored_type(kind.item_type))
-        )
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
-        return pa.list_(*fields)
-    return pa.large_list(*fields) if pa.types.is_large_list(kind) else kind
+    return with_types(kind, _stored_type)
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -20,6 +20,7 @@ from typing import Any, Literal, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.postgresql.columns import Names
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.enumerator.errors import CorruptDataError, UsageError
 
@@ -80,7 +81,7 @@ class PgTable:
     is_partitioned: bool = False
     is_deferrable: bool = False
     identity_is_published: bool = True
-    names: tuple[str | None, ...] = ()
+    names: Names = ()
 
     @property
     def full_name(self) -> str:

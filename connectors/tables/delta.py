@@ -25,7 +25,6 @@ from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
-from deltalake.schema import Field
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 from pyarrow import fs
 
@@ -293,7 +292,7 @@ class _LoadedDelta(LoadedTable):
         for name, why in _PROPERTIES.items():
             if self._properties.get(name.lower(), "") not in ("", "none", "false"):
                 yield why
-        for name, metadata in _with_fields(self._table.schema().fields):
+        for name, metadata in _metadata_within(self._table.schema()):
             for key in _OF_COLUMNS:
                 if key in metadata:
                     yield f"its column {name!r} has {key}"
@@ -305,17 +304,14 @@ class _LoadedDelta(LoadedTable):
                 yield f"it is partitioned by {name!r}, which is {kind}"
 
 
-def _with_fields(columns: Sequence[Field], outer: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The metadata of each column and, under `column.field`, of each field within, in lists and maps as well."""
-    for column in columns:
-        name = outer + column.name
-        yield name, column.metadata
-        kinds = [column.type]
-        while kinds:
-            kind = kinds.pop()
-            yield from _with_fields(getattr(kind, "fields", ()), f"{name}.")
-            inner = (getattr(kind, part, None) for part in ("element_type", "key_type", "value_type"))
-            kinds += [each for each in inner if each is not None]
+def _metadata_within(kind: Any, outer: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:  # noqa: ANN401 - any Delta type
+    """Of each field of a schema or struct, under `column.field`, also of those within lists and maps."""
+    for each in getattr(kind, "fields", ()):
+        yield outer + each.name, each.metadata
+        yield from _metadata_within(each.type, f"{outer}{each.name}.")
+    for part in ("element_type", "key_type", "value_type"):
+        if hasattr(kind, part):
+            yield from _metadata_within(getattr(kind, part), outer)
 
 
 class _DeltaFile(TableFile):

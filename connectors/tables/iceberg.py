@@ -235,17 +235,7 @@ class _LoadedIceberg(LoadedTable):
             raise UsageError(f"{self._name}: headrace writes to tables of format version 1 and 2, and this one is newer")
 
     def check_rewritable(self) -> None:
-        """Position deletes of others are applied, and equality deletes refused, by the library when files are read.
-
-        Where files of an older partitioning are replaced, the library needs the columns that it was made of.
-        """
-        for spec in self._table.specs().values():
-            for part in spec.fields:
-                if self._table.schema().find_column_name(part.source_id) is None:
-                    raise UsageError(
-                        f"{self._name}: headrace cannot replace rows of this table: the column of its former partition "
-                        f"{part.name!r} is gone, which PyIceberg needs"
-                    )
+        """Position deletes of others are applied, and equality deletes refused, by the library when files are read."""
 
     def jobs(self) -> list[str]:
         ending = ".driver"
@@ -338,6 +328,16 @@ class _IcebergFile(TableFile):
 
     def read(self) -> pa.Table:
         return read_as_it_is(self._table, self.task).cast(self._wanted)
+
+    def check_removable(self) -> None:
+        """The library needs the columns of the partitioning that the file has."""
+        schema = self._table.schema()
+        for part in self._table.specs()[self.task.file.spec_id].fields:
+            if schema.find_column_name(part.source_id) is None:
+                raise UsageError(
+                    f"headrace cannot replace rows of the file {self.task.file.file_path!r}: the column of its former "
+                    f"partition {part.name!r} is gone, which PyIceberg needs. Let another engine write the file again"
+                )
 
 
 class _IcebergFiles(FileLayout):

@@ -149,9 +149,7 @@ def _cast(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
             return pa.array([None if text is None else UUID(text).bytes for text in column.to_pylist()], field.type)
         # safe: it raises where a value would change
         return cast_nested(column, field.type) if types.is_nested(column.type) else pc.cast(column, field.type)
-    except UsageError as error:
-        raise UsageError(f"{where}: column {field.name!r}: {error}") from error
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, ValueError, UsageError) as error:
         raise UsageError(f"{where}: column {field.name!r}: {error}") from error
 
 

@@ -80,8 +80,7 @@ class TableTransaction(Transaction[TableHandle]):
         if not self._whole.end() or self._begun is None:
             return
         started, self._begun = self._begun, None
-        with suppress(OSError, ValueError, pa.ArrowException):
-            started.files.discard()
+        started.files.discard()
         with suppress(OSError, pa.ArrowException):
             started.work.remove_data(self._place)
             started.work.close(self._place)

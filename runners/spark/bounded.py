@@ -105,9 +105,10 @@ def converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if batch.schema.equals(schema):
         return batch
     try:
-        nested = zip(batch.columns, schema.types, strict=True) if batch.schema.names == schema.names else ()
-        columns = [cast_nested(column, kind) if pa.types.is_nested(kind) else column for column, kind in nested]
-        return (pa.record_batch(columns, batch.schema.names) if columns else batch).cast(schema)
+        for place, field in enumerate(schema if batch.schema.names == schema.names else ()):
+            if pa.types.is_nested(field.type) and batch.column(place).type != field.type:
+                batch = batch.set_column(place, field.name, cast_nested(batch.column(place), field.type))
+        return batch.cast(schema)
     except (ValueError, pa.ArrowNotImplementedError) as error:  # ValueError: also of nulls where the schema has none
         raise UsageError(f"Spark cannot hold what the source gives: {error}") from error
 

@@ -20,7 +20,7 @@ def in_child(call: Callable[[], object]) -> str:
     if not child:
         signal.alarm(_CHILD_S)
         with suppress(BaseException):
-            os.write(writing, _said(call).encode()[:4096])
+            os.write(writing, _said(call).encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:

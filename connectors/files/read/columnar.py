@@ -60,12 +60,15 @@ class Parquet(ColumnarFormat):
         if not groups:
             return
         names = [name for name in columns.wanted.names if name in found.names]
-        wide = _decoded_rows(rows.row_group(groups[0]), names, batch_rows)
+        wide = _decoded_rows([found.field(name).type for name in names], batch_rows)
         try:
             for each in _behind(opened.iter_batches(wide, groups, names), behind, batch_rows):
                 behind += each.num_rows
                 yield FileRows.of(each)
-        except (pa.ArrowException, OSError):  # those ahead of damage are in smaller ones
+        except (pa.ArrowException, OSError):
+            if wide == batch_rows:
+                raise
+            # there may be some ahead of the damage
             yield from map(FileRows.of, _behind(opened.iter_batches(batch_rows, groups, names), behind, batch_rows))
 
 
@@ -151,12 +154,16 @@ def _behind(batches: Iterator[pa.RecordBatch], skipped: int, batch_rows: int) ->
             yield rest.slice(first, batch_rows)
 
 
-def _decoded_rows(group: pq.RowGroupMetaData, names: Sequence[str], batch_rows: int) -> int:
-    """Rows that are decoded in one call, a multiple of `batch_rows`: many short ones in small batches take a fifth longer."""
-    chunks = [group.column(number) for number in range(group.num_columns)]
-    size = sum(each.total_uncompressed_size for each in chunks if each.path_in_schema.partition(".")[0] in set(names))
-    row_bytes: int = max(1, size // max(1, group.num_rows))
-    return batch_rows * max(1, _DECODED_BYTES // (batch_rows * row_bytes))
+def _decoded_rows(kinds: Sequence[pa.DataType], batch_rows: int) -> int:
+    """Rows that are decoded in one call, a multiple of `batch_rows`: many short ones in small batches take a fifth longer.
+
+    How long texts and lists are is not known before.
+    """
+    try:
+        bits: int = sum(kind.bit_width for kind in kinds)
+    except ValueError:  # of a type without a width
+        return batch_rows
+    return batch_rows * max(1, 8 * _DECODED_BYTES // (batch_rows * max(1, bits)))
 
 
 def _with_instants(file: pq.ParquetFile) -> pa.Schema:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.base.dead_letters import DEAD_LETTER, LETTER_TYPE, BadParts, letter_column
+from headrace.connectors.base.nested import cast_nested
 from headrace.connectors.files.read.split import FileSplit, shown
 from headrace.connectors.formats.json_times import instants
 from headrace.enumerator.errors import CorruptDataError, UsageError
@@ -350,5 +351,4 @@ def conformed(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return column
     if pa.types.is_run_end_encoded(column.type):
         return conformed(pc.run_end_decode(column), kind)
-    # Arrow ends the process where it casts a map that was sliced, and not where that was copied.
-    return (pa.concat_arrays([column]) if pa.types.is_nested(kind) else column).cast(kind)
+    return cast_nested(column, kind) if pa.types.is_nested(kind) else column.cast(kind)

@@ -75,8 +75,16 @@ def test_records_in_others_are_seen_to_as_well(around):
 
 
 def test_rows_without_such_fields_are_the_same_object():
-    rows = pa.record_batch([pa.array([{"a": None}, None])], names=["s"])
-    assert without_hidden_nulls(rows) is rows
+    loose = pa.struct([("a", pa.int64())])
+    for kind in (
+        loose,
+        pa.map_(pa.string(), pa.int64()),
+        pa.map_(pa.string(), loose),
+        pa.list_(loose),
+        pa.list_(pa.int64(), 2),
+    ):
+        rows = pa.record_batch([pa.nulls(2, kind)], names=["s"])
+        assert without_hidden_nulls(rows) is rows
 
 
 def test_maps_of_views_are_visible_too():
@@ -108,3 +116,15 @@ def test_a_cast_to_fields_that_are_never_null_minds_no_null_record(around):
     assert written(pa.record_batch([cast], names=["s"])) == found.to_pylist()
     with pytest.raises(UsageError, match="'x' is declared as never null"):
         cast_nested(pa.array([{"x": None}], loose), strict)
+
+
+_INNER = [pa.list_(pa.int64()), pa.map_(pa.string(), pa.int64()), pa.struct([("y", pa.string())])]
+
+
+@pytest.mark.parametrize("inner", _INNER, ids=str)
+def test_what_was_cast_can_be_cast_again(inner):
+    """Arrow looks for nulls in any field that is never null, whatever is around it."""
+    loose, strict = (pa.list_(pa.struct([pa.field("x", inner, nullable=nullable)])) for nullable in (True, False))
+    rows = pa.array([[None], None, []], loose)
+    again = pa.record_batch([cast_nested(rows, strict)], names=["l"]).cast(pa.schema([("l", strict)]))
+    assert again.column(0).to_pylist() == rows.to_pylist()

@@ -229,6 +229,25 @@ def test_only_columns_that_are_asked_for_are_read(tmp_path):
         rows(FileSource(str(tmp_path)))
 
 
+@pytest.mark.parametrize(("table", "most"), [
+    (pa.table({"a": range(100), "b": [1.5] * 100}), 100), (pa.table({"a": range(100), "s": ["a" * 9000] * 100}), 10),
+], ids=["numbers", "texts"])  # fmt: skip
+def test_more_rows_than_a_batch_has_are_decoded_at_once_where_all_are_short(tmp_path, monkeypatch, table, most):
+    """Of texts from a dictionary the file states no length: gigabytes of them were decoded at once."""
+    parquet(tmp_path / "a", table)
+    decoded, read = [], pq.ParquetFile.iter_batches
+
+    def iter_batches(file, *given):
+        for batch in read(file, *given):
+            decoded.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
+    source = FileSource(str(tmp_path), batch_rows=10)
+    given = [batch.records for batch in batches(source, found(source)[0])]
+    assert (max(decoded), sum(decoded), max(batch.num_rows for batch in given)) == (most, 100, 10)
+
+
 def test_rows_ahead_of_damage_are_given_before_it_fails(tmp_path):
     """Several small batches are read in one turn of a thread."""
     file = tmp_path / "a"
