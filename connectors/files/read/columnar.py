@@ -22,6 +22,7 @@ from headrace.enumerator.errors import CorruptDataError, HeadraceError, UsageErr
 _IPC_MAGIC = b"ARROW1"
 _GATHERED_BYTES = 8 << 20
 _DECODED_BYTES = 4 << 20
+_PIECE_BYTES = 8 << 20
 _NOT_INSTALLED = "you need to install"
 """In what fastavro raises for a codec without its library."""
 
@@ -60,9 +61,11 @@ class Parquet(ColumnarFormat):
         if not groups:
             return
         names = [name for name in columns.wanted.names if name in found.names]
-        wide = _decoded_rows([found.field(name).type for name in names], batch_rows)
+        left = sum(rows.row_group(group).num_rows for group in groups)
+        wide = _decoded_rows([found.field(name).type for name in names], left, batch_rows)
         try:
-            for each in _behind(opened.iter_batches(wide, groups, names), behind, batch_rows):
+            # a short piece is decoded at once, next to others: its columns are not worth a thread each
+            for each in _behind(opened.iter_batches(wide, groups, names, use_threads=wide < left), behind, batch_rows):
                 behind += each.num_rows
                 yield FileRows.of(each)
         except (pa.ArrowException, OSError):
@@ -154,15 +157,17 @@ def _behind(batches: Iterator[pa.RecordBatch], skipped: int, batch_rows: int) ->
             yield rest.slice(first, batch_rows)
 
 
-def _decoded_rows(kinds: Sequence[pa.DataType], batch_rows: int) -> int:
-    """Rows that are decoded in one call, a multiple of `batch_rows`: many short ones in small batches take a fifth longer.
+def _decoded_rows(kinds: Sequence[pa.DataType], rows: int, batch_rows: int) -> int:
+    """Of the rows of a piece, those that are decoded in one call: many short ones in small batches take a fifth longer.
 
-    How long texts and lists are is not known before.
+    All of them, or a multiple of `batch_rows`. How long texts and lists are is not known before.
     """
     try:
         bits: int = sum(kind.bit_width for kind in kinds)
     except ValueError:  # of a type without a width
         return batch_rows
+    if rows * bits <= 8 * _PIECE_BYTES:
+        return max(rows, batch_rows)
     return batch_rows * max(1, 8 * _DECODED_BYTES // (batch_rows * max(1, bits)))
 
 

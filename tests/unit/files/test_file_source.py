@@ -237,8 +237,8 @@ def test_more_rows_than_a_batch_has_are_decoded_at_once_where_all_are_short(tmp_
     parquet(tmp_path / "a", table)
     decoded, read = [], pq.ParquetFile.iter_batches
 
-    def iter_batches(file, *given):
-        for batch in read(file, *given):
+    def iter_batches(file, *given, **options):
+        for batch in read(file, *given, **options):
             decoded.append(batch.num_rows)
             yield batch
 
@@ -246,6 +246,24 @@ def test_more_rows_than_a_batch_has_are_decoded_at_once_where_all_are_short(tmp_
     source = FileSource(str(tmp_path), batch_rows=10)
     given = [batch.records for batch in batches(source, found(source)[0])]
     assert (max(decoded), sum(decoded), max(batch.num_rows for batch in given)) == (most, 100, 10)
+
+
+@pytest.mark.parametrize(("rows", "most", "threads"), [(1_000_000, 1_000_000, False), (1_000_001, 524_288, True)])
+def test_a_piece_of_up_to_8_mib_takes_one_thread_and_one_call(tmp_path, monkeypatch, rows, most, threads):
+    """A larger one is decoded in parts, its columns next to each other: what is decoded ahead has a bound."""
+    monkeypatch.setattr("headrace.connectors.files.read.columnar._PIECE_BYTES", 8_000_000)
+    parquet(tmp_path / "a", pa.table({"a": pa.array(range(rows), "int64")}))
+    decoded, read = [], pq.ParquetFile.iter_batches
+
+    def iter_batches(file, *given, use_threads):
+        for batch in read(file, *given, use_threads=use_threads):
+            decoded.append((batch.num_rows, use_threads))
+            yield batch
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
+    source = FileSource(str(tmp_path))
+    assert sum(batch.records.num_rows for batch in batches(source, found(source)[0])) == rows
+    assert max(decoded) == (most, threads)
 
 
 def test_rows_ahead_of_damage_are_given_before_it_fails(tmp_path):
