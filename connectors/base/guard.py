@@ -44,6 +44,13 @@ class AllOrNothing:
             why = "was given up after an error" if self._failed else "has ended"
             raise UsageError(f"{self._where}: {self._name} {why}, and takes and gives no rows: start another one")
 
+    def check_rows(self, batch: object) -> None:
+        """As `check`, before rows are written. Raises UsageError for what is no RecordBatch, such as a Table."""
+        self.check()
+        if not isinstance(batch, pa.RecordBatch):
+            how = ": write each of its to_batches()" if isinstance(batch, pa.Table) else ""
+            raise UsageError(f"{self._where}: what is written is a pyarrow.RecordBatch, not {type(batch).__name__}{how}")
+
     def end(self) -> bool:
         """It was prepared or aborted. False where all of it is another process's, which continues it."""
         self._ended = True

@@ -150,7 +150,7 @@ class FileTransaction(Transaction[FileHandle]):
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows. Raises UsageError for a type that the format cannot hold, and for another schema than that of the first."""
-        self._whole.check()
+        self._whole.check_rows(batch)
         if not batch.num_rows:
             return
         with self._whole.steps():

@@ -44,7 +44,7 @@ class RowTransaction(Transaction[SqlHandle]):
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Send the rows. Raises UsageError when they do not fit the table, or are not like the previous ones."""
-        self._whole.check()
+        self._whole.check_rows(batch)
         if self._schema is None:
             self._fields = self._fields_of(batch.schema)
             self._schema = batch.schema

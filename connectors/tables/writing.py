@@ -50,7 +50,7 @@ class TableTransaction(Transaction[TableHandle]):
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows. Raises UsageError for a batch whose columns are not those of the first one, in whatever order."""
-        self._whole.check()
+        self._whole.check_rows(batch)
         with self._whole.steps():
             check_values(batch, self._where)
             if self._changes is None:

@@ -38,7 +38,7 @@ class _AtLeastOnceTransaction(Transaction[Any]):
         self._whole = AllOrNothing(sink.bootstrap, "the writer", self.abort)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._whole.check()
+        self._whole.check_rows(batch)
         if batch.num_rows == 0:
             return
         rest, dead = parted(batch)

@@ -73,7 +73,7 @@ class KafkaTransaction(Transaction[KafkaHandle]):
     def write(self, batch: pa.RecordBatch) -> None:
         """Raises UsageError for rows that cannot be records, BrokerError for records that a broker refuses, and for the
         transaction timeout if it is longer than brokers allow."""
-        self._whole.check()
+        self._whole.check_rows(batch)
         if batch.num_rows == 0:
             return
         rest, dead = parted(batch)

@@ -50,6 +50,16 @@ def test_what_has_ended_refuses_rows_and_is_not_prepared_again(sink, end):
                 call()
 
 
+def test_what_is_no_batch_is_refused_and_the_transaction_goes_on(sink):
+    with sink.begin(Attempt("q", 0, 0, 0)) as transaction:
+        with pytest.raises(UsageError, match=r"is a pyarrow\.RecordBatch, not Table: write each of its to_batches\(\)"):
+            transaction.write(pa.table(ROWS))
+        with pytest.raises(UsageError, match=r"is a pyarrow\.RecordBatch, not list$"):
+            transaction.write(ROWS.to_pylist())
+        transaction.write(ROWS)
+        transaction.prepare()
+
+
 def test_an_error_half_way_through_a_batch_leaves_no_half_of_it():
     with FakeKafka() as kafka:
         kafka.create_topic("t")
