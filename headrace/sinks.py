@@ -19,6 +19,7 @@ from headrace.connectors.base.capabilities import (
     GroupedEnd,
     LeftoverCleanup,
     OutageRetry,
+    PreparedAbort,
     PromptLookup,
     RowRouting,
     RowSharding,
@@ -50,6 +51,7 @@ from headrace.connectors.tables.changes import Changes
 __all__ = [
     "Attempt", "Changes", "CommitList", "CommitListSerializer", "Committer", "Confirmation", "CopyPerSink", "EpochRecord",
     "FunctionSink", "GroupedEnd", "HandleSerializer", "ImmediateSink", "JobClaim", "JobCommitter", "LeftoverCleanup",
-    "OutageRetry", "Outcome", "PreparedGoneError", "PromptLookup", "RecordedEpoch", "RowRouting", "RowSharding",
-    "SingleCommit", "StagedRecord", "TaskCleanup", "Transaction", "TwoPhaseSink", "Warmable", "WriterCommit", "check_job",
+    "OutageRetry", "Outcome", "PreparedAbort", "PreparedGoneError", "PromptLookup", "RecordedEpoch", "RowRouting",
+    "RowSharding", "SingleCommit", "StagedRecord", "TaskCleanup", "Transaction", "TwoPhaseSink", "Warmable", "WriterCommit",
+    "check_job",
 ]  # fmt: skip

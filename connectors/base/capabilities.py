@@ -212,6 +212,17 @@ class Confirmation(Protocol[_ReadHandleT]):
 
 
 @runtime_checkable
+class PreparedAbort(Protocol[_ReadHandleT]):
+    """Prepared transactions stand in the way of readers. Without it: they are left to the next start."""
+
+    @abstractmethod
+    def abort_prepared(self, handles: Sequence[_ReadHandleT]) -> None:
+        """Abort these. Called instead of `Committer.fence` where that was refused for good, by the driver whose tasks have
+        prepared them, and which has recorded none of them.
+        """
+
+
+@runtime_checkable
 class TaskCleanup(Protocol[_ReadHandleT]):
     """Some tasks of a job can be cleaned up while the others write. Committers of a `SingleCommit` sink have it."""
 
@@ -297,6 +308,11 @@ def copy_all(committer: Committer[HandleT], handles: Sequence[HandleT]) -> Seque
 def confirm(committer: Committer[HandleT], handles: Sequence[HandleT]) -> None:
     if isinstance(committer, Confirmation):
         committer.confirm(handles)
+
+
+def abort_prepared(committer: Committer[HandleT], handles: Sequence[HandleT]) -> None:
+    if isinstance(committer, PreparedAbort):
+        committer.abort_prepared(handles)
 
 
 def task_cleanup(committer: Committer[HandleT]) -> TaskCleanup[HandleT]:

@@ -125,7 +125,7 @@ class Replay:
 
     `topic`: where the dead letters are. `to`: a topic for all; None: each goes to the topic and partition that it came from.
     `max_replays`: a record that was replayed this often is left out. Raises WrongOutputError for a dead letter whose topic
-    does not exist, or must not be written to.
+    does not exist, or must not be written to; UsageError for a `to` that no topic can have as its name.
     """
 
     sink: KafkaSink
@@ -135,6 +135,10 @@ class Replay:
     to: str | None = None
 
     def __post_init__(self) -> None:
+        from headrace.connectors.kafka.write.sink import check_topic
+
+        if self.to is not None:
+            check_topic("--to", self.to)
         if self.to in self._closed_topics:
             raise UsageError(f"--to {self.to} {self._closed_topics[self.to]}")
 
@@ -161,6 +165,7 @@ class Replay:
             yield pa.RecordBatch.from_pylist([self._row(record, partitions) for record in due], schema=_ROWS)
 
     def _partitions(self, due: Sequence[DeadLetterRecord]) -> dict[str, int]:
+        from headrace.connectors.kafka.client.errors import InvalidForBrokerError
         from headrace.connectors.kafka.write.topics import find_topic
 
         partitions = {}
@@ -173,7 +178,10 @@ class Replay:
             advice = "leave it out with --from-topic, or choose another topic with --to"
             if name in self._closed_topics:
                 raise WrongOutputError(f"{what} {self._closed_topics[name]}: {advice}")
-            found = find_topic(self.sink.cluster(), name)
+            try:
+                found = find_topic(self.sink.cluster(), name)
+            except InvalidForBrokerError as error:  # such as a file's path: dead letters of files name it
+                raise WrongOutputError(f"{what} no topic can have as its name: {advice}") from error
             if found is None:
                 raise WrongOutputError(f"{what} does not exist: create it, {advice}")
             partitions[name] = len(found.partitions)

@@ -25,7 +25,7 @@ from headrace.connectors.base import commit as commits
 from headrace.connectors.base.counters import COUNTERS, Counted
 from headrace.connectors.base.jobs import one_off_job
 from headrace.connectors.base.sink import Attempt, HandleT, RecordedEpoch, TwoPhaseSink
-from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
+from headrace.enumerator.errors import FencedError, HeadraceError, StateError, UsageError
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.reports import QUERY_ID, report
 from headrace.runners.spark.tasks import check_memory
@@ -285,7 +285,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         """On the driver. What the query has prepared is aborted, unless this batch is recorded: the next start completes it."""
         prepared = _of_tasks(messages)
         if prepared:
-            _abort(capabilities.bounded(self.sink), prepared[0].job, batchId, self._driver_id)
+            _abort(capabilities.bounded(self.sink), prepared[0].job, batchId, _handles(prepared), self._driver_id)
 
 
 class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
@@ -341,15 +341,16 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver: as a stream's, and again after 4 s, for tasks that were still running: nothing is cleaned up later."""
-        self._abort_now()
+        handles = _handles(_of_tasks(messages))
+        self._abort_now(handles)
         time.sleep(STRAGGLERS_S)
-        self._abort_now()
+        self._abort_now(handles)
 
-    def _abort_now(self) -> None:
+    def _abort_now(self, handles: tuple[HandleT, ...]) -> None:
         if self._is_repeatable:
-            _abort(capabilities.bounded(self._sink), self._job, self._epoch)
+            _abort(capabilities.bounded(self._sink), self._job, self._epoch, handles)
         else:  # no other write has this name, and none completes it later
-            _recover(capabilities.bounded(self._sink), self._job)
+            _recover(capabilities.bounded(self._sink), self._job, handles)
 
 
 def _context() -> TaskContext:
@@ -371,8 +372,11 @@ def _of_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[PreparedMe
 def _requested(
     epoch: int, prepared: Sequence[PreparedMessage[HandleT]], content: str | None
 ) -> commits.CommitRequested[HandleT]:
-    handles = tuple(message.handle for message in prepared if message.handle is not None)
-    return commits.CommitRequested(epoch, handles, content, skipped=any(message.skipped for message in prepared))
+    return commits.CommitRequested(epoch, _handles(prepared), content, skipped=any(message.skipped for message in prepared))
+
+
+def _handles(prepared: Sequence[PreparedMessage[HandleT]]) -> tuple[HandleT, ...]:
+    return tuple(message.handle for message in prepared if message.handle is not None)
 
 
 def _content(offsets: OffsetLog | None, batch: int) -> str | None:
@@ -435,8 +439,8 @@ def _is_recorded(sink: TwoPhaseSink[Any], job: str, epoch: int) -> bool:
     return sink.recorded_epochs().get(job, -1) >= epoch
 
 
-def _abort(sink: TwoPhaseSink[Any], job: str, epoch: int, driver_id: str | None = None) -> None:
-    """Abort what the job has prepared, unless the epoch is recorded.
+def _abort(sink: TwoPhaseSink[HandleT], job: str, epoch: int, handles: Sequence[HandleT], driver_id: str | None = None) -> None:
+    """Abort what the job has prepared, `handles` among it, unless the epoch is recorded.
 
     Then another driver may be running with what comes after it, and to fence it and abort its transactions would be wrong.
     """
@@ -448,12 +452,18 @@ def _abort(sink: TwoPhaseSink[Any], job: str, epoch: int, driver_id: str | None 
         problem = "job %s: whether epoch %d is recorded cannot be determined now, so nothing is aborted: %s"
         log.warning(problem, job, epoch, error)
         return
-    _recover(sink, job, driver_id)
+    _recover(sink, job, handles, driver_id)
 
 
-def _recover(sink: TwoPhaseSink[Any], job: str, driver_id: str | None = None) -> None:
+def _recover(sink: TwoPhaseSink[HandleT], job: str, handles: Sequence[HandleT], driver_id: str | None = None) -> None:
+    """Abort all that the job has open. Where the sink refuses the job for good, as its list is lost, these handles alone."""
+    committer = sink.committer(job)
     try:
-        commits.JobCommitter(job, sink.committer(job), driver_id).recover()
+        try:
+            commits.JobCommitter(job, committer, driver_id).recover()
+        except StateError:
+            capabilities.abort_prepared(committer, handles)
+            raise
     except HeadraceError as error:
         log.warning("job %s: what was prepared could not be aborted now, the next start will: %s", job, error)
 

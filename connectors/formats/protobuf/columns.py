@@ -6,11 +6,14 @@ the way in which a message was written.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+_DATE, _TIME = "google.type.Date", "google.type.TimeOfDay"
 _EXTREMES = pa.array([-(2**63), 2**63 - 1], pa.int64())
 
 
@@ -52,6 +55,51 @@ def beyond(array: pa.Array) -> bool:
     if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
         return bool(pc.any(pc.is_in(array.view(pa.int64()), value_set=_EXTREMES)).as_py())
     return any(beyond(child) for child in _children(array))
+
+
+def has_moments(descriptor: Any) -> bool:  # noqa: ANN401 - the runtime has no types
+    """Whether a message may have in it what `no_moment` looks at."""
+    found, waiting = {descriptor.full_name}, [descriptor]
+    while waiting:
+        new = [field.message_type for field in waiting.pop().fields if field.message_type is not None]
+        waiting += [each for each in new if each.full_name not in found]
+        found |= {each.full_name for each in new}
+    return not found.isdisjoint((_DATE, _TIME))
+
+
+def no_moment(message: Any, around: frozenset[str] = frozenset()) -> str | None:  # noqa: ANN401 - of any type
+    """Why a message has in it a date or a time of the day that Arrow has not; None if all are right.
+
+    Google's types allow more: a date without a year, or without a day, and 24:00. ptars makes other moments of these.
+    `around`: the types of the messages that it is in. What is of one of these stays bytes, and is not looked at.
+    """
+    name = message.DESCRIPTOR.full_name
+    if name == _DATE:
+        try:
+            date(message.year, message.month, message.day)
+        except ValueError:
+            return f"{message.year:04}-{message.month:02}-{message.day:02} in it is no date"
+    if name == _TIME:
+        parts = (message.hours, message.minutes, message.seconds, message.nanos)
+        if not all(0 <= part < end for part, end in zip(parts, (24, 60, 60, 1_000_000_000), strict=True)):
+            return f"{parts[0]:02}:{parts[1]:02}:{parts[2]:02} in it is no time of a day"
+    around |= {name}
+    inner = (each for each in _within(message) if each.DESCRIPTOR.full_name not in around)
+    return next(filter(None, (no_moment(each, around) for each in inner)), None)
+
+
+def _within(message: Any) -> Iterator[Any]:  # noqa: ANN401 - of any type
+    """The messages that are set in this one."""
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        if isinstance(value, Mapping):
+            if field.message_type.fields_by_name["value"].message_type is not None:
+                yield from value.values()
+        elif isinstance(value, Sequence):
+            yield from value
+        else:
+            yield value
 
 
 def _children(array: pa.Array) -> list[pa.Array]:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from headrace.connectors.base.arguments import at_least, names, text, texts
 from headrace.connectors.formats.protobuf import schema as messages
-from headrace.connectors.formats.protobuf.columns import beyond, picked, struct_of
+from headrace.connectors.formats.protobuf.columns import beyond, has_moments, no_moment, picked, struct_of
 from headrace.connectors.formats.protobuf.compiler import descriptor_set
 from headrace.connectors.formats.protobuf.writing import writable
 from headrace.connectors.formats.value_format import (
@@ -77,7 +77,8 @@ class ProtobufFormat(ValueFormat):
         return self._type
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """As `ValueFormat` says. Bad: what is no such message, text that is not UTF-8, a time beyond 64-bit microseconds."""
+        """As `ValueFormat` says. Bad: what is no such message, text that is not UTF-8, a time beyond 64-bit microseconds, and
+        what is no day of a calendar, or no time before 24:00, of Google's types."""
         read, bad = self._reader.read(as_binary(values), self._header_bytes)
         parts = list(self._columns(read, 0, bad))
         try:
@@ -135,6 +136,7 @@ class _Types:
         except (TypeError, KeyError) as error:
             raise UsageError(f"the Protobuf schema cannot be used: {error}") from error
         self.message: Any = message_factory.GetMessageClass(descriptor)
+        self._has_moments = has_moments(descriptor)
         config = ptars.PtarsConfig(timestamp_unit="us", duration_unit="us", enum_repr="string")
         self.symbols: Any = ptars.HandlerPool([descriptor.file], config=config).get_for_message(descriptor)
         config = ptars.PtarsConfig(timestamp_unit="us", duration_unit="us")
@@ -161,5 +163,9 @@ class _Types:
                 bad[row] = f"is not a message {message.DESCRIPTOR.full_name}: its bytes are not of Protobuf's wire format"
                 continue
             message.DiscardUnknownFields()
+            if self._has_moments and (fault := no_moment(message)) is not None:
+                found.append(None)
+                bad[row] = fault
+                continue
             found.append(message.SerializePartialToString())
         return pa.array(found, pa.binary()), bad

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from headrace.connectors.base.capabilities import Confirmation, GroupedEnd, StagedRecord, another_write
+from headrace.connectors.base.capabilities import Confirmation, GroupedEnd, PreparedAbort, StagedRecord, another_write
 from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.sink import CommitList, Committer, Outcome, RecordedEpoch
 from headrace.connectors.kafka.write.commit_log import CommitLog
@@ -66,7 +66,13 @@ def _budget(found: TransactionDescription, now_ms: int) -> _Budget:
     return _Budget(budget_ms, found.timeout_ms, name)
 
 
-class KafkaCommitter(Committer[KafkaHandle], GroupedEnd[KafkaHandle], Confirmation[KafkaHandle], StagedRecord[KafkaHandle]):
+class KafkaCommitter(
+    Committer[KafkaHandle],
+    GroupedEnd[KafkaHandle],
+    Confirmation[KafkaHandle],
+    StagedRecord[KafkaHandle],
+    PreparedAbort[KafkaHandle],
+):
     """Ends a job's transactions."""
 
     def __init__(self, sink: CommittingSink, job: str) -> None:
@@ -215,6 +221,10 @@ class KafkaCommitter(Committer[KafkaHandle], GroupedEnd[KafkaHandle], Confirmati
         if losers:
             protocol = self._transactions.protocol()
             in_parallel(lambda found: self._transactions.abort(found.producer, protocol, found.timeout_ms), losers)
+
+    def abort_prepared(self, handles: Sequence[KafkaHandle]) -> None:
+        """Until then readers see nothing of their partitions that comes behind them."""
+        in_parallel(lambda handle: self._transactions.abort(handle.producer, handle.protocol, handle.timeout_ms), handles)
 
     def forget(self) -> None:
         self._log.remove()

@@ -69,7 +69,7 @@ class KafkaSinkOptions:
             if not isinstance(getattr(self, name), ValueFormat | None):
                 raise UsageError(f"value and key must be formats of headrace.formats, not {getattr(self, name)!r}")
         if self.topic is not None:
-            _check_topic("topic", self.topic)
+            check_topic("topic", self.topic)
         _ = self.config
 
     @functools.cached_property
@@ -137,7 +137,7 @@ class KafkaSink(KafkaSinkOptions, TwoPhaseSink[KafkaHandle], RowRouting, RowShar
         """Refuse what contradicts itself."""
         super().__post_init__()
         check_job(self.transactional_id_prefix)
-        _check_topic("commit_topic", self.commit_topic)
+        check_topic("commit_topic", self.commit_topic)
         if self.topic == self.commit_topic:
             raise UsageError(f"topic and commit_topic are both {self.topic!r}: the lists of transactions need their own topic")
 
@@ -288,7 +288,7 @@ def _commit_log(config: ClientConfig, topic: str) -> CommitLog:
     return CommitLog(enduring_cluster(config), topic)
 
 
-def _check_topic(argument: str, topic: object) -> None:
+def check_topic(argument: str, topic: object) -> None:
     """Raise UsageError for what can be no topic's name."""
     if not isinstance(topic, str) or not _TOPIC_NAME.fullmatch(topic):
         hint = ": one name; rows for several topics have a column 'topic'" if isinstance(topic, list | tuple | set) else ""

@@ -175,6 +175,18 @@ class TestReplay:
         replay(kafka, tmp_path / "all")
         assert values(kafka, "gone") == numbers(2)
 
+    def test_a_destination_that_can_be_no_topic_is_named_at_once(self, kafka, tmp_path):
+        """Dead letters of files name their paths. The worker was started again for ever."""
+        kafka.append("letters", letter(1, "day=1/x.jsonl"))
+        where = "at offset 0 of letters-0 is for the topic 'day=1/x.jsonl', which no topic can have as its name: leave it out"
+        with pytest.raises(HeadraceError, match=f"the dead letter {where}"):
+            replay(kafka, tmp_path)
+        for name in ("", "a b"):
+            with pytest.raises(UsageError, match=f"--to must be a topic's name .* not '{name}'"):
+                replay(kafka, tmp_path, "--to", name)
+        replay(kafka, tmp_path / "other", "--to", "flights")
+        assert values(kafka, "flights") == numbers(1)
+
     def test_dead_letters_that_retention_deleted_unread_are_left_out(self, kafka, tmp_path):
         kafka.append("letters", letter(1))
         replay(kafka, tmp_path)

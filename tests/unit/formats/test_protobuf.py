@@ -232,6 +232,34 @@ def test_references_are_files_that_the_schema_imports_and_a_set_of_descriptors_i
     assert str(ProtobufFormat(descriptor_set(text, {"d/o.proto": other}), message="o.X").arrow_type) == "struct<a: int32>"
 
 
+MOMENTS = """syntax = "proto3"; import "google/type/date.proto"; import "google/type/timeofday.proto";
+    message M { google.type.Date day = 1; In within = 2; }
+    message In { repeated google.type.Date days = 1; map<string, google.type.TimeOfDay> times = 2;
+        In more = 3; map<string, int32> n = 4; }"""
+
+
+@pytest.mark.parametrize(("fields", "reason"), [
+    ({"day": {"year": 2024, "month": 2, "day": 29}}, None),
+    ({"day": {"month": 12, "day": 25}}, "0000-12-25 in it is no date"),
+    ({"day": {"year": 2024, "month": 2, "day": 31}}, "2024-02-31 in it is no date"),
+    ({"day": {}}, "0000-00-00 in it is no date"),
+    ({"within": {"days": [{"year": 1, "month": 1, "day": 1}, {"year": 2024}], "n": {"a": 1}}}, "2024-00-00 in it is no date"),
+    ({"within": {"times": {"a": {"hours": 23, "minutes": 59, "seconds": 59, "nanos": 999_999_999}, "b": {}}}}, None),
+    ({"within": {"times": {"a": {}, "b": {"hours": 24}}}}, "24:00:00 in it is no time of a day"),
+    ({"within": {"times": {"b": {"minutes": -1}}}}, "00:-1:00 in it is no time of a day"),
+    ({"within": {"more": {"days": [{}]}}}, None),  # it stays bytes
+])  # fmt: skip
+def test_moments_of_googles_types_that_arrow_has_not_are_bad(fields, reason):
+    """1970-01-01 was in their place, and 24:00 in a column of times before it."""
+    format_ = ProtobufFormat(MOMENTS)
+    written = format_._reader.message(**fields).SerializeToString()
+    values, bad = format_.decode(pa.array([written, None], pa.binary()))
+    values.validate(full=True)
+    assert [(each.row, each.reason) for each in bad] == ([] if reason is None else [(0, reason)])
+    assert values.null_count == (1 if reason is None else 2)
+    assert ProtobufFormat(MOMENTS, fields=["within.n"]).decode(pa.array([written])).bad == []
+
+
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5), st.binary(max_size=3))
 def test_indices_of_message_types_are_read_as_they_are_written(indices, more):
     head = indices_as_bytes(indices)

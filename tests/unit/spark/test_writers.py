@@ -18,11 +18,14 @@ from headrace.connectors.base.capabilities import LeftoverCleanup, OutageRetry
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError, SupersededError
 from headrace.connectors.base.sink import Attempt, CommitList
 from headrace.delta import DeltaSink
-from headrace.enumerator.errors import DeadlineExceededError, FencedError, PeerError
+from headrace.enumerator.errors import DeadlineExceededError, FencedError, PeerError, StateError
 from headrace.files import FileSink
 from headrace.runners.spark import writers
 from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamWriter
+from headrace.testing import FakeKafka
 from headrace.testing.memory_sink import MemoryCommitter, MemorySink, MemoryTransactionLog
+from tests.helpers.sink_rig import kafka_sink, ongoing
+from tests.helpers.sink_rig import values as committed_values
 
 JOB = "query"
 
@@ -223,6 +226,25 @@ def test_an_abort_that_cannot_ask_what_is_recorded_aborts_nothing(monkeypatch, s
     assert len(log.unended(JOB)) == 1
     StreamWriter(sink, ["value"]).abort(prepared, 0)
     assert log.unended(JOB) == []
+
+
+@pytest.mark.parametrize("writes", ["a stream", "a batch"])
+def test_what_a_query_with_another_commit_topic_has_prepared_is_aborted_when_it_is_refused(monkeypatch, writes):
+    """It stayed open until its timeout, and readers saw nothing that came behind it."""
+    monkeypatch.setattr(writers.time, "sleep", lambda _: None)
+    with FakeKafka() as kafka:
+        kafka.create_topic("out")
+        first, second = (kafka_sink(kafka.bootstrap, "out", topic) for topic in ("lists", "other-lists"))
+        StreamWriter(first, ["value"]).commit(messages(first, 0, ["0"]), 0)
+        writer = StreamWriter(second, ["value"]) if writes == "a stream" else BatchWriter(second, ["value"], JOB, 1)
+        number, sent = (1,) if writes == "a stream" else (), messages(second, 1, ["1"], ["2"])
+        with pytest.raises(StateError, match="the job had another commit topic"):
+            writer.commit(sent, *number)
+        assert len(ongoing(second, JOB)) == 2
+        writer.abort(sent, *number)
+        assert ongoing(second, JOB) == []
+        StreamWriter(first, ["value"]).commit(messages(first, 1, ["3"]), 1)
+        assert committed_values(kafka) == ["0", "3"]
 
 
 def task(properties, attempt=0):
