@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,7 @@ import typer
 from headrace._extras import needs_extra
 from headrace.cli.options import BOOTSTRAP_VARIABLE, ClientOptions, Json, grouped
 from headrace.cli.output import Listing, epoch_ms, instant, note, show_all
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from headrace.connectors.kafka.client.cluster import KafkaCluster
@@ -38,10 +39,26 @@ def opened(location: str) -> SparkCheckpoint:
     with needs_extra("spark", "pyspark"):
         import headrace.spark.checkpoints.positions  # noqa: F401 - all commands read them, by PySpark's types
         from headrace.spark.checkpoints.logs import read_checkpoint
-    try:
+    with _usable(location):
         return read_checkpoint(location)
+
+
+@contextmanager
+def _usable(location: str) -> Iterator[None]:
+    """Raises UsageError, naming the location, for what a filesystem, or the library of a store, raises in the body."""
+    from headrace.connectors.files.store import is_local
+
+    try:
+        yield
+    except HeadraceError:
+        raise
     except OSError as error:
-        raise UsageError(f"{location}: the checkpoint cannot be read: {error.strerror or error}") from error
+        raise UsageError(f"{location}: the checkpoint cannot be read or written there: {error.strerror or error}") from error
+    except Exception as error:  # of a store's library
+        if is_local(location):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{location}: the checkpoint cannot be read or written there: {what}") from error
 
 
 @checkpoint_app.command(name="show")
@@ -245,7 +262,8 @@ def _cluster(client: ClientOptions) -> KafkaCluster | None:
 def _copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, stopped: bool) -> None:
     from headrace.spark.checkpoints.copies import QUIET_S, write_copy
 
-    write_copy(checkpoint, to, plan, quiet_s=0.0 if stopped else QUIET_S)
+    with _usable(to):
+        write_copy(checkpoint, to, plan, quiet_s=0.0 if stopped else QUIET_S)
     note(f"written to {to}; {checkpoint.location} is as it was")
 
 

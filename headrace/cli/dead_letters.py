@@ -150,7 +150,10 @@ def own_folder(folder: Path, replay: Replay) -> Iterator[RunSettings]:
     from headrace.runners.local.storage.folder import write_whole
     from headrace.runners.local.storage.lock import FolderLock
 
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the folder {folder} cannot be used: {error}") from error
     with closing(FolderLock(folder, str(folder))):
         selection, file = replay.selection, folder / "replay.json"
         if not file.exists():

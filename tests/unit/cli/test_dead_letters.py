@@ -163,6 +163,11 @@ class TestReplay:
         with pytest.raises(HeadraceError, match="gone"):
             run(kafka, "replay", "gone", "--checkpoints", str(tmp_path))
 
+    def test_a_folder_that_cannot_be_made_is_named(self, kafka, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(UsageError, match=f"the folder {tmp_path / 'file' / 'c'} cannot be used: "):
+            run(kafka, "replay", "letters", "--checkpoints", str(tmp_path / "file" / "c"))
+
     def test_a_destination_that_does_not_exist_is_named_and_nothing_is_written(self, kafka, tmp_path):
         kafka.append("letters", letter(1), letter(2, "gone"))
         what = "at offset 1 of letters-0 is for the topic 'gone', which does not exist: create it, leave it out"

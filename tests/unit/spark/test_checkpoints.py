@@ -996,3 +996,17 @@ def test_every_command_writes_its_copy(checkpoint, tmp_path):
         assert done.exit_code == 0, done.output
         assert f"written to {tmp_path / name}" in done.output
     assert differing(checkpoint, GOLDEN) == set()
+
+
+def test_a_place_that_cannot_be_used_is_named(checkpoint, tmp_path, monkeypatch):
+    """A library of a store raises what it likes, as for credentials that are not there."""
+    (tmp_path / "file").write_text("")
+    failed = command("fork", checkpoint, tmp_path / "file" / "copy", "--stopped").exception
+    assert (type(failed), str(tmp_path / "file" / "copy") in str(failed)) == (UsageError, True)
+
+    def refuse(*_):
+        raise LookupError("no credentials")
+
+    monkeypatch.setattr("headrace.spark.checkpoints.logs.open_store", refuse)
+    failed = command("fork", "s3://bucket/there", tmp_path / "copy").exception
+    assert str(failed) == "s3://bucket/there: the checkpoint cannot be read or written there: LookupError: no credentials"
