@@ -26,7 +26,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from headrace.connectors.base.capabilities import TaskCleanup
 from headrace.connectors.base.jobs import is_one_off
 from headrace.connectors.base.sink import CommitList, Committer, Outcome, PreparedGoneError, content_number, numbered_content
-from headrace.connectors.tables.handles import TableHandle, task_of
+from headrace.connectors.tables.handles import TableHandle, kind_of, task_of
 from headrace.connectors.tables.log import JobMarker, LoadedTable, TableFile, TableLog
 from headrace.connectors.tables.merging import Merge, Merger
 from headrace.connectors.tables.metadata_folder import LeftOver, WorkFolder, refused_by_store
@@ -312,7 +312,7 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
 
     def _check_fits(self, loaded: LoadedTable, handle: TableHandle) -> None:
         """Another process may have changed the table since the task has looked at it."""
-        now = {field.name: str(field.type) for field in loaded.schema}
+        now = {field.name: kind_of(field) for field in loaded.schema}
         changed = [name for name, kind in handle.columns if now.get(name) != kind]
         required = {field.name for field in loaded.schema if not field.nullable} - dict(handle.columns).keys()
         is_placed = handle.changes is not None or handle.partitioning == loaded.partitioning

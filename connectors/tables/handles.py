@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import pyarrow as pa
 
 from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import Attempt, HandleSerializer
@@ -30,8 +33,8 @@ class TableHandle:
     """The files of one transaction. `token` distinguishes it from every other; `table` is the id of the table they were written
     for.
 
-    `columns`: name and Arrow type of each column, in the files or in their partition values. `partitioning`: the columns that
-    the table was partitioned by. `changes`: the files hold staged changes, to be merged into the table; None: its rows.
+    `columns`: name and kind (`kind_of`) of each column, in the files or in their partition values. `partitioning`: the columns
+    that the table was partitioned by. `changes`: the files hold staged changes, to be merged into the table; None: its rows.
     """
 
     attempt: Attempt
@@ -47,6 +50,22 @@ class TableHandle:
         return place_of(self.attempt, self.token)
 
 
+def kind_of(field: pa.Field) -> str:
+    """What a column is, by its type, and by the ids by which a table knows it and its parts, if that has any (Iceberg).
+
+    Another column of the same name and type, as after it was dropped and added again, is of another kind.
+    """
+    ids = ", ".join(_ids(field))
+    return f"{field.type} ({ids})" if ids else str(field.type)
+
+
+def _ids(field: pa.Field) -> Iterator[str]:
+    if found := (field.metadata or {}).get(b"PARQUET:field_id"):
+        yield found.decode()
+    for part in map(field.type.field, range(field.type.num_fields)):
+        yield from _ids(part)
+
+
 def place_of(attempt: Attempt, token: str) -> str:
     """The name of an attempt's transaction: of the folder of its files, and of the mark that it is open."""
     return f"{attempt.epoch}-{attempt.task}-{attempt.number}-{token}"
@@ -59,7 +78,7 @@ def task_of(place: str) -> int:
 class TableHandleSerializer(HandleSerializer[TableHandle]):
     """Version 1: {"job", "epoch", "task", "number", "token", "table", "columns", "partitioning", "files", "changes"}.
 
-    A column is [name, type], a file [path, size, rows, [[column, value], ...], statistics]; changes are null, or {"keys",
+    A column is [name, kind], a file [path, size, rows, [[column, value], ...], statistics]; changes are null, or {"keys",
     "sequence", "change_type"}.
     """
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.connectors.tables.changes import last_of_each_key, without_keys
-from headrace.connectors.tables.handles import TableHandle, place_of
+from headrace.connectors.tables.handles import TableHandle, kind_of, place_of
 from headrace.connectors.tables.log import LoadedTable, TableFile
 from headrace.connectors.tables.metadata_folder import WorkFolder
 from headrace.connectors.tables.rows import completed
@@ -114,7 +114,7 @@ class Merger:
         except Exception:
             files.discard()
             raise
-        columns = tuple((field.name, str(field.type)) for field in loaded.schema)
+        columns = tuple((field.name, kind_of(field)) for field in loaded.schema)
         handle = TableHandle(attempt, token, loaded.id, columns, loaded.partitioning, written)
         return Merge(loaded.version, changes, handle, tuple(removed))
 

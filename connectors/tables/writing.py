@@ -16,7 +16,7 @@ from headrace.connectors.base.guard import AllOrNothing, check_values
 from headrace.connectors.base.nested import without_hidden_nulls
 from headrace.connectors.base.sink import Attempt, Transaction
 from headrace.connectors.tables.changes import Changes
-from headrace.connectors.tables.handles import DataFile, TableHandle, place_of
+from headrace.connectors.tables.handles import DataFile, TableHandle, kind_of, place_of
 from headrace.connectors.tables.log import FileLayout, LoadedTable, TableLog
 from headrace.connectors.tables.metadata_folder import WorkFolder
 from headrace.connectors.tables.rows import completed, fitted, fitting_schema, partitions_of
@@ -71,7 +71,7 @@ class TableTransaction(Transaction[TableHandle]):
                 raise PeerError(f"{self._where}: transaction {self._place} was given up by a driver: write the epoch again")
         self._begun = None
         self._whole.end()
-        columns = tuple((field.name, str(field.type)) for field in started.schema)
+        columns = tuple((field.name, kind_of(field)) for field in started.schema)
         partitioning = started.table.partitioning if self._changes is None else ()
         return TableHandle(self._attempt, self._token, started.table.id, columns, partitioning, written, self._changes)
 

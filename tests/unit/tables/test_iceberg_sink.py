@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -10,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.types import LongType
+from pyiceberg.types import LongType, StringType
 
 from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.base.jobs import one_off_job
 from headrace.connectors.tables import iceberg
 from headrace.connectors.tables.committer import TableCommitter
-from headrace.enumerator.errors import DataLossError, FencedError, StateError, UsageError
+from headrace.enumerator.errors import DataLossError, FencedError, PeerError, StateError, UsageError
 from headrace.iceberg import IcebergSink
 from tests.helpers.both_tables import commit_rows, prepared_rows, taken_over_by
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_table, iceberg_values
@@ -110,6 +111,39 @@ def test_what_is_committed_survives_expiry_rollback_and_new_columns(sink, folder
     driver(sink).commit(1, (prepared(sink, 1, 0, ["b"]),))
     assert iceberg_values(folder) == ["a", "b", "rival"]
     assert open_marks(f"{folder}/shop/orders") == set()
+
+
+def again(table, column):
+    """Drop a column of texts, and add one of the same name."""
+    with table.update_schema() as update:
+        update.delete_column(column)
+    path = tuple(column.split("."))
+    with table.refresh().update_schema() as update:
+        update.add_column(path, StringType())
+
+
+def swapped(table):
+    for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
+        with table.refresh().update_schema() as update:
+            update.rename_column(old, new)
+
+
+@pytest.mark.parametrize(("change", "names"), [
+    (partial(again, column="a"), "a"), (partial(again, column="s.x"), "s"), (swapped, "a, b"),
+])  # fmt: skip
+def test_columns_that_are_others_of_the_same_names_have_the_epoch_written_again(folder, change, names):
+    """A file is read by its columns' ids: there were nulls, or the other column's values."""
+    rows = pa.record_batch({"a": ["A"], "b": ["B"], "s": pa.array([{"y": 1, "x": "X"}])})
+    sink = IcebergSink(TABLE, catalog_of(folder))
+    sink.create_table(rows.schema)
+    handle = prepared_rows(sink, 0, 0, rows)
+    change(iceberg_table(folder))
+    with pytest.raises(PeerError, match=rf"has changed since the files were written \({names}\): write the epoch again"):
+        driver(sink).commit(0, (handle,))
+    driver(sink).commit(0, (prepared_rows(sink, 0, 0, rows),))
+    assert iceberg_table(folder).scan(selected_fields=("a", "b", "s")).to_arrow().to_pylist() == [
+        {"a": "A", "b": "B", "s": {"y": 1, "x": "X"}}
+    ]
 
 
 def test_a_write_of_its_own_leaves_no_property(sink, folder):
