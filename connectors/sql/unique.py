@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import text
@@ -21,32 +21,37 @@ from headrace.enumerator.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class UniqueKey:
-    """A unique index by its name. `flaw`: why it does not identify rows by exactly its columns; None if it does."""
+    """A unique index by its name. `flaw`: why it does not identify rows by exactly its columns; None if it does.
+
+    `collations`: by which it compares its columns, where a column may have another one, and the database does not tell it.
+    """
 
     name: str
     columns: frozenset[str]
     flaw: str | None = None
+    collations: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """The name and the columns."""
         return f"{self.name!r} ({', '.join(sorted(self.columns)) or 'an expression'})"
 
 
-# Each row is one part of an index: its name, the column (null for an expression), and what is wrong with it.
+# Each row is one part of an index: its name, the column (null for an expression), what is wrong with it, and its collation.
 _PARTS = {
     Product.POSTGRESQL: "SELECT index.relname, attname, CASE WHEN indpred IS NOT NULL THEN 'is partial: it has a WHERE clause' "
     "WHEN part = 0 THEN 'has an expression' WHEN NOT indimmediate THEN 'is deferrable' "
-    "WHEN NOT indisvalid THEN 'is not valid: it is being built, or that has failed' END "
+    "WHEN NOT indisvalid THEN 'is not valid: it is being built, or that has failed' "
+    "WHEN indcollation[place - 1] <> attcollation THEN 'compares by another collation than the column' END, NULL "
     "FROM pg_catalog.pg_index JOIN pg_catalog.pg_class AS index ON index.oid = indexrelid "
     "CROSS JOIN LATERAL unnest(indkey) WITH ORDINALITY AS parts (part, place) "
     "LEFT JOIN pg_catalog.pg_attribute ON attrelid = indrelid AND attnum = part "
     "WHERE indisunique AND place <= indnkeyatts AND indrelid = to_regclass(:quoted)",
     Product.MYSQL: "SELECT index_name, column_name, CASE WHEN column_name IS NULL THEN 'has an expression' "
-    "WHEN sub_part IS NOT NULL THEN concat('compares only the first ', sub_part, ' characters or bytes') END "
+    "WHEN sub_part IS NOT NULL THEN concat('compares only the first ', sub_part, ' characters or bytes') END, NULL "
     "FROM information_schema.statistics "
     "WHERE NOT non_unique AND table_schema = coalesce(:schema, database()) AND table_name = :name",
     Product.SQLITE: "SELECT indexes.name, parts.name, CASE WHEN indexes.partial THEN 'is partial: it has a WHERE clause' "
-    "WHEN parts.name IS NULL THEN 'has an expression' END "
+    "WHEN parts.name IS NULL THEN 'has an expression' END, parts.coll "
     "FROM pragma_index_list(:name, coalesce(:schema, 'main')) AS indexes, "
     "pragma_index_xinfo(indexes.name, coalesce(:schema, 'main')) AS parts WHERE indexes.\"unique\" AND parts.key",
 }
@@ -57,14 +62,15 @@ def unique_keys(
     connection: Connection, place: Mapping[str, str | None], primary: Collection[str], product: Product
 ) -> tuple[UniqueKey, ...]:
     """All unique keys of a table. `place`: its `schema`, `name` and `quoted` name. `primary`: its primary key's columns."""
-    parts: dict[str, list[tuple[str | None, str | None]]] = defaultdict(list)
-    for name, column, flaw in connection.execute(text(_PARTS[product]), place):
-        parts[name].append((column, flaw))
+    parts: dict[str, list[tuple[str | None, str | None, str | None]]] = defaultdict(list)
+    for name, *part in connection.execute(text(_PARTS[product]), place):
+        parts[name].append((part[0], part[1], part[2]))
     keys = [
         UniqueKey(
             name,
-            frozenset(column for column, _ in found if column is not None),
-            next((flaw for _, flaw in found if flaw is not None), None),
+            frozenset(column for column, _, _ in found if column is not None),
+            next((flaw for _, flaw, _ in found if flaw is not None), None),
+            {column: collation for column, _, collation in found if column is not None and collation is not None},
         )
         for name, found in sorted(parts.items())
     ]
@@ -86,6 +92,15 @@ def check_key(table: str, keys: Sequence[UniqueKey], key: Sequence[str]) -> None
         )
     known = ", ".join(map(str, keys)) or "none"
     raise UsageError(f"table {table!r} has no unique key of the columns {sorted(key)}; it has {known}")
+
+
+def collations_of(table: str, keys: Sequence[UniqueKey], key: Sequence[str]) -> Mapping[str, str]:
+    """By which the rows of a key are compared. Raises UsageError where unique keys of these columns compare in several ways."""
+    found = [unique for unique in keys if unique.columns == frozenset(key) and unique.flaw is None and unique.collations]
+    if any(unique.collations != found[0].collations for unique in found):
+        names = ", ".join(repr(unique.name) for unique in found)
+        raise UsageError(f"table {table!r}: the indexes {names} compare the upsert's key by several collations: drop one of them")
+    return found[0].collations if found else {}
 
 
 def check_other_keys(

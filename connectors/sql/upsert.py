@@ -33,7 +33,7 @@ from headrace.connectors.sql.mysql import BulkInsert
 from headrace.connectors.sql.rows import RowTransaction
 from headrace.connectors.sql.table import Table, fields_of
 from headrace.connectors.sql.table_sink import StoredListCommitter, TableSink
-from headrace.connectors.sql.unique import check_key, check_other_keys
+from headrace.connectors.sql.unique import check_key, check_other_keys, collations_of
 from headrace.connectors.sql.url import Product, shown
 from headrace.enumerator.errors import FencedError, UsageError
 
@@ -241,9 +241,10 @@ def _upsert(connection: Connection, table: Table, key: Sequence[str], names: Seq
 
 
 def _delete(connection: Connection, table: Table, key: Sequence[str]) -> str:
-    """A statement for the row of one key."""
+    """A statement for the row of one key, which is compared as the unique index compares it, not as the column is."""
     quote, sign = connection.dialect.identifier_preparer.quote_identifier, _sign(table)
-    found = " AND ".join(f"{quote(name)} = {sign}" for name in key)
+    by = {name: f" COLLATE {quote(each)}" for name, each in collations_of(table.name, table.unique, key).items()}
+    found = " AND ".join(f"{quote(name)}{by.get(name, '')} = {sign}" for name in key)
     return f"DELETE FROM {table.sql} WHERE {found}"  # noqa: S608 - names are quoted
 
 

@@ -112,6 +112,41 @@ def test_an_index_that_includes_other_columns_and_a_deferrable_one(server):
     assert rig.rows() == [("pen", 2)]
 
 
+def test_an_index_of_another_collation_than_its_column_is_refused(server):
+    """Inserts found rows by the index, and deletes by the column."""
+    rig = SqlRig(server("postgresql").url)
+    rig.create('name VARCHAR(20) COLLATE "POSIX", price INT')
+    rig.execute(f'CREATE UNIQUE INDEX {rig.table}_c ON {rig.table} (name COLLATE "C")')
+    with pytest.raises(UsageError, match=f"index '{rig.table}_c' compares by another collation than the column"):
+        written(rig, ("name",), {"name": ["pen"], "price": [1]})
+
+
+@pytest.mark.parametrize(("column", "index", "left"), [
+    ("BINARY", "NOCASE", ["ink"]), ("NOCASE", "BINARY", ["PEN", "ink"]), ("BINARY", "BINARY", ["PEN", "ink"]),
+])  # fmt: skip
+@pytest.mark.parametrize("any_rig", ["sqlite"], indirect=True)
+def test_rows_are_deleted_by_the_collation_of_the_index(any_rig, column, index, left):
+    """SQLite does not tell a column's own."""
+    any_rig.create(f"name VARCHAR(20) COLLATE {column}, price INT")
+    any_rig.execute(f"CREATE UNIQUE INDEX {any_rig.table}_u ON {any_rig.table} (name COLLATE {index})")
+    any_rig.execute(f"INSERT INTO {any_rig.table} VALUES ('PEN', 1), ('ink', 2)")
+    sink = UpsertSink(any_rig.url, any_rig.table, key=("name",), change_type="op")
+    with sink.begin(Attempt("deletes", 0, 0, 0)) as transaction:
+        transaction.write(pa.record_batch({"name": ["pen"], "op": ["delete"]}))
+        transaction.prepare()
+    assert sorted(name for (name,) in any_rig.rows("name")) == left
+
+
+@pytest.mark.parametrize("any_rig", ["sqlite"], indirect=True)
+def test_two_indexes_of_a_key_by_several_collations_are_refused(any_rig):
+    any_rig.create("name VARCHAR(20), price INT, UNIQUE (name)")
+    any_rig.execute(f"CREATE UNIQUE INDEX {any_rig.table}_u ON {any_rig.table} (name COLLATE NOCASE)")
+    sink = UpsertSink(any_rig.url, any_rig.table, key=("name",), change_type="op")
+    with pytest.raises(UsageError, match="compare the upsert's key by several collations"), sink.begin(Attempt("q", 0, 0, 0)) as made:
+        made.write(pa.record_batch({"name": ["pen"], "op": ["delete"]}))
+        made.prepare()
+
+
 def test_a_row_with_a_null_in_the_key_is_refused(any_rig):
     """It would be added again with each retry, as no unique index finds it."""
     any_rig.create("region VARCHAR(9), item VARCHAR(9) NOT NULL, total BIGINT, UNIQUE (region, item)")
