@@ -99,7 +99,9 @@ def collations_of(table: str, keys: Sequence[UniqueKey], key: Sequence[str]) -> 
     found = [unique for unique in keys if unique.columns == frozenset(key) and unique.flaw is None and unique.collations]
     if any(unique.collations != found[0].collations for unique in found):
         names = ", ".join(repr(unique.name) for unique in found)
-        raise UsageError(f"table {table!r}: the indexes {names} compare the upsert's key by several collations: drop one of them")
+        raise UsageError(
+            f"table {table!r}: the indexes {names} compare the upsert's key by several collations: drop one of them"
+        )
     return found[0].collations if found else {}
 
 

@@ -13,7 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_DATE, _TIME = "google.type.Date", "google.type.TimeOfDay"
+from headrace.enumerator.errors import UsageError
+
+DATE, _TIME = "google.type.Date", "google.type.TimeOfDay"
 _EXTREMES = pa.array([-(2**63), 2**63 - 1], pa.int64())
 
 
@@ -23,6 +25,8 @@ def picked(kind: pa.DataType, fields: dict[str, Any]) -> pa.DataType:
         return pa.list_(picked(kind.value_type, fields))
     if pa.types.is_map(kind):
         return pa.map_(kind.key_type, picked(kind.item_type, fields))
+    if not pa.types.is_struct(kind):
+        raise UsageError(f"fields {', '.join(map(repr, fields))} were asked for of a column that is {kind}, and has no fields")
     kept = [each for each in kind if each.name in fields]
     return pa.struct([each.with_type(picked(each.type, fields[each.name])) if fields[each.name] else each for each in kept])
 
@@ -64,22 +68,23 @@ def has_moments(descriptor: Any) -> bool:  # noqa: ANN401 - the runtime has no t
         new = [field.message_type for field in waiting.pop().fields if field.message_type is not None]
         waiting += [each for each in new if each.full_name not in found]
         found |= {each.full_name for each in new}
-    return not found.isdisjoint((_DATE, _TIME))
+    return not found.isdisjoint((DATE, _TIME))
 
 
 def no_moment(message: Any, around: frozenset[str] = frozenset()) -> str | None:  # noqa: ANN401 - of any type
     """Why a message has in it a date or a time of the day that Arrow has not; None if all are right.
 
     Google's types allow more: a date without a year, or without a day, and 24:00. ptars makes other moments of these.
-    `around`: the types of the messages that it is in. What is of one of these stays bytes, and is not looked at.
+    `around`: the types of the messages that it is in; none for a value itself, which is no date in a column. What is of one of
+    these stays bytes, and is not looked at.
     """
     name = message.DESCRIPTOR.full_name
-    if name == _DATE:
+    if around and name == DATE:
         try:
             date(message.year, message.month, message.day)
         except ValueError:
             return f"{message.year:04}-{message.month:02}-{message.day:02} in it is no date"
-    if name == _TIME:
+    if around and name == _TIME:
         parts = (message.hours, message.minutes, message.seconds, message.nanos)
         if not all(0 <= part < end for part, end in zip(parts, (24, 60, 60, 1_000_000_000), strict=True)):
             return f"{parts[0]:02}:{parts[1]:02}:{parts[2]:02} in it is no time of a day"

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from headrace.connectors.base.arguments import at_least, names, text, texts
 from headrace.connectors.formats.protobuf import schema as messages
-from headrace.connectors.formats.protobuf.columns import beyond, has_moments, no_moment, picked, struct_of
+from headrace.connectors.formats.protobuf.columns import DATE, beyond, has_moments, no_moment, picked, struct_of
 from headrace.connectors.formats.protobuf.compiler import descriptor_set
 from headrace.connectors.formats.protobuf.writing import writable
 from headrace.connectors.formats.value_format import (
@@ -121,26 +121,35 @@ class ProtobufFormat(ValueFormat):
             yield from self._columns(read.slice(half), start + half, bad)
 
 
+def _descriptor(files: bytes, name: str) -> Any:  # noqa: ANN401 - the runtime has no types
+    """Of a message type. Raises UsageError for files that the runtime refuses."""
+    from google.protobuf import descriptor_pb2, descriptor_pool
+
+    pool = descriptor_pool.DescriptorPool()
+    try:
+        for file in descriptor_pb2.FileDescriptorSet.FromString(files).file:
+            pool.Add(file)
+        return pool.FindMessageTypeByName(name)
+    except (TypeError, KeyError) as error:
+        raise UsageError(f"the Protobuf schema cannot be used: {error}") from error
+
+
 class _Types:
     """A message type with the fields that are asked for, by the runtime and by ptars. Made where it is used."""
 
     def __init__(self, files: bytes, name: str) -> None:
         import ptars
-        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+        from google.protobuf import message_factory
 
-        pool = descriptor_pool.DescriptorPool()
-        try:
-            for file in descriptor_pb2.FileDescriptorSet.FromString(files).file:
-                pool.Add(file)
-            descriptor = pool.FindMessageTypeByName(name)
-        except (TypeError, KeyError) as error:
-            raise UsageError(f"the Protobuf schema cannot be used: {error}") from error
+        descriptor = _descriptor(files, name)
         self.message: Any = message_factory.GetMessageClass(descriptor)
         self._has_moments = has_moments(descriptor)
         config = ptars.PtarsConfig(timestamp_unit="us", duration_unit="us", enum_repr="string")
         self.symbols: Any = ptars.HandlerPool([descriptor.file], config=config).get_for_message(descriptor)
+        # With dates as messages: what ptars writes of a date has no day for 1970-01-01.
+        plain = descriptor if name == DATE else _descriptor(messages.renamed(files, DATE, "PlainDate"), name)
         config = ptars.PtarsConfig(timestamp_unit="us", duration_unit="us")
-        self.numbers: Any = ptars.HandlerPool([descriptor.file], config=config).get_for_message(descriptor)
+        self.numbers: Any = ptars.HandlerPool([plain.file], config=config).get_for_message(plain)
         self.kind: pa.DataType = nullable(pa.struct(list(self.symbols.schema())))
         self.number_kind: pa.DataType = nullable(pa.struct(list(self.numbers.schema())))
 

@@ -67,6 +67,22 @@ def only(files: bytes, message: str, fields: Sequence[str] | None) -> bytes:
     return bytes(parsed.SerializeToString())
 
 
+def renamed(files: bytes, message: str, name: str) -> bytes:
+    """The same set of what `only` gives, in which a message type has another name within its package, if it has that type.
+
+    Its bytes stay the same, and a library that has a type of its own for the old name takes it for any other message.
+    """
+    parsed = runtime().FileDescriptorSet.FromString(files)
+    new = f"{message.rpartition('.')[0]}.{name}"
+    for found, each, _ in list(_messages(parsed.file)):
+        if found == message:
+            each.name = name
+        for field in each.field:
+            if field.type_name == f".{message}":
+                field.type_name = f".{new}"
+    return bytes(parsed.SerializeToString())
+
+
 def _messages(files: Sequence[Any]) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
     for file in files:
         yield from _within(file.message_type, file.package, ())

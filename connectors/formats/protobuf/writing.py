@@ -9,12 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.formats.protobuf.columns import DATE
 from headrace.connectors.formats.value_format import check_values, exactly
 from headrace.enumerator.errors import UsageError
 
 
 def writable(values: pa.Array, message: Any, kind: pa.DataType) -> pa.Array:  # noqa: ANN401 - a Descriptor
-    """A column of structs as one of `kind`, which is ptars' type of the message with enums as numbers.
+    """A column of structs as one of `kind`, which is ptars' type of the message with enums as numbers, and dates as messages.
 
     Fields are found by their names; those that the column lacks are not set. Raises UsageError, which names the field and the
     first bad row, for a field that the message does not have and for what the message cannot hold.
@@ -94,6 +95,8 @@ def _field(place: _Place, column: pa.Array, field: Any, kind: pa.DataType) -> pa
 def _one(place: _Place, column: pa.Array, field: Any, kind: pa.DataType) -> pa.Array:  # noqa: ANN401 - a FieldDescriptor
     if field.enum_type is not None:
         return _enum(place, column, field.enum_type)
+    if field.message_type is not None and field.message_type.full_name == DATE:
+        return _date(place, column, kind)
     if field.message_type is not None and pa.types.is_struct(kind):
         return _message(place, column, field.message_type, kind)
     if field.message_type is not None and pa.types.is_binary(kind) and field.message_type.full_name != _BYTES:
@@ -107,6 +110,20 @@ def _one(place: _Place, column: pa.Array, field: Any, kind: pa.DataType) -> pa.A
     return made
 
 
+def _date(place: _Place, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Years, months and days. ptars writes none of these for 1970-01-01."""
+    if column.type == kind and column.null_count == len(column):  # of a field that is not given
+        return column
+    made = _cast(place, column, pa.date32())
+    days, (first, last) = made.view(pa.int32()), _DAYS
+    place.refuse(pc.or_(pc.less(days, first), pc.greater(days, last)), f"is beyond what a {DATE} may be")
+    parts = pc.year_month_day(made)
+    columns = [parts.field(each.name).cast(each.type) for each in kind]
+    return pa.StructArray.from_arrays(columns, fields=list(kind), mask=made.is_null())
+
+
+_DAYS = (-719_162, 2_932_896)
+"""From 0001-01-01 to 9999-12-31."""
 _BYTES = "google.protobuf.BytesValue"
 _RANGES = {
     "google.protobuf.Timestamp": (-62_135_596_800, 253_402_300_800),

@@ -260,6 +260,38 @@ def test_moments_of_googles_types_that_arrow_has_not_are_bad(fields, reason):
     assert ProtobufFormat(MOMENTS, fields=["within.n"]).decode(pa.array([written])).bad == []
 
 
+@pytest.mark.parametrize(
+    "day", [datetime.date(*parts) for parts in ((1970, 1, 1), (1, 1, 1), (9999, 12, 31), (1969, 12, 31), (2024, 2, 29))]
+)
+def test_dates_are_written_as_googles_own_runtime_writes_them(day):
+    """1970-01-01 was written as a date without a year, month and day."""
+    format_ = ProtobufFormat(MOMENTS)
+    row = {"day": day, "within": {"days": [day, day], "times": [("a", datetime.time(1, 2, 3))]}}
+    (written,) = format_.encode(pa.array([row], format_.arrow_type)).to_pylist()
+    as_message = {"year": day.year, "month": day.month, "day": day.day}
+    within = {"days": [as_message] * 2, "times": {"a": {"hours": 1, "minutes": 2, "seconds": 3}}}
+    message = format_._reader.message
+    assert message.FromString(written) == message(day=as_message, within=within)
+    values, bad = format_.decode(pa.array([written]))
+    assert (values[0].as_py()["day"], values[0].as_py()["within"]["days"], bad) == (day, [day, day], [])
+
+
+@pytest.mark.parametrize("days", [-719_163, 2_932_897, 2**31 - 1, -(2**31)])
+def test_a_day_that_googles_date_does_not_have_is_refused(days):
+    format_ = ProtobufFormat(MOMENTS, fields=["day"])
+    column = pa.array([None, days], pa.int32()).view(pa.date32())
+    with pytest.raises(UsageError, match=r"row 1 .* field 'day' is beyond what a google\.type\.Date may be"):
+        format_.encode(pa.StructArray.from_arrays([column], ["day"]))
+
+
+def test_a_date_that_is_the_message_is_a_struct_and_as_a_column_it_has_no_fields():
+    whole = ProtobufFormat('syntax="proto3"; import "google/type/date.proto";', message="google.type.Date")
+    row = {"year": 0, "month": 12, "day": 25}
+    assert whole.decode(whole.encode(pa.array([row], whole.arrow_type))).values.to_pylist() == [row]
+    with pytest.raises(UsageError, match=r"fields 'year' were asked for of a column that is date32\[day\], and has no fields"):
+        ProtobufFormat(MOMENTS, fields=["day.year"])
+
+
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5), st.binary(max_size=3))
 def test_indices_of_message_types_are_read_as_they_are_written(indices, more):
     head = indices_as_bytes(indices)
