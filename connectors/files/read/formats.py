@@ -18,7 +18,7 @@ from headrace.connectors.files.read.lines import (
     LinesOfJson,
     LinesOfText,
     UpToDamage,
-    read_csv_stream,
+    read_csv_rows,
     read_lines,
     sample_lines,
 )
@@ -69,7 +69,7 @@ class ReadFormat:
             return _COLUMNAR[self.name].read(file, split, columns, batch_rows)
         unpacked = partial(self._unpacked, file, split.path)
         if self.name == "csv" and self.csv.newlines_in_values:
-            return read_csv_stream(unpacked, split, LinesOfCsv(self.csv, columns.names), wanted, batch_rows)
+            return read_csv_rows(unpacked, split, LinesOfCsv(self.csv, columns.names), wanted, batch_rows)
         lines = unpacked() if self._codec(split.path) is None else UpToDamage(unpacked())
         return read_lines(lines, split, self._lines(columns.names), wanted, batch_rows)
 

@@ -45,6 +45,7 @@ _WHOLE = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 _NO_ROW = "is not a row of these columns"
 _TOO_LARGE = "a number is too large for the column's type"
 _NO_END = "a quoted value does not end in its line"
+_ROW_BYTES = 64 << 20
 _ROW = re.compile(r"Row #(\d+): ")
 _IN_COLUMN = re.compile(r"In CSV column #(\d+): ")
 _QUOTED = re.compile(r"(columns, got \d+|invalid value)[: ].*", re.DOTALL)
@@ -56,8 +57,7 @@ class Csv:
 
     - `delimiter` (default a comma) and `quote` (default `"`, doubled in a quoted value).
     - `header`: whether the first line has the names of the columns (default True). Without it the schema has them, in order.
-    - `newlines_in_values`: whether quoted values may hold newlines (default False). Such a file is read by one reader, and
-      from its first bad value on it is bad.
+    - `newlines_in_values`: whether quoted values may hold newlines (default False). Such a file is read by one reader.
     - `null_values`: texts that mean null, also of text columns; by default pyarrow's, and a text is never null.
 
     Raises UsageError.
@@ -576,26 +576,52 @@ def _decoded(lines: pa.Array, decoder: LineDecoder, lines_of: LineFormat) -> Fil
     return FileRows(_fields(values), len(rows), len(lines), found)
 
 
-def read_csv_stream(
+def read_csv_rows(
     unpacked: Callable[[], pa.NativeFile], split: FileSplit, lines_of: LinesOfCsv, wanted: pa.Schema, batch_rows: int
 ) -> Iterator[FileRows]:
-    """The rows of a file whose values may hold newlines. `unpacked` gives it from its start each time."""
+    """The rows of a file whose values may hold newlines, each as a line. `unpacked` gives it from its start each time."""
     given, names, skipped = lines_of.csv, lines_of.names, 0
     if given.header:
         first = unpacked()  # kept: its end would close the file
         header, skipped = _header_of(first, given)
         names = lines_of.names_in(header)
         check_names(names, wanted.names, lines_of.names)
-    reading = arrow_csv.ReadOptions(column_names=names, skip_rows=skipped, block_size=BLOCK_BYTES)
-    reader = arrow_csv.open_csv(
-        unpacked(), read_options=reading, parse_options=_parsing(given), convert_options=_converting(given, wanted, names)
-    )
-    behind = split.delivered
-    for batch in reader:
-        rest = batch.slice(min(behind, batch.num_rows))
-        behind -= batch.num_rows - rest.num_rows
-        for first in range(0, rest.num_rows, batch_rows):
-            yield FileRows.of(rest.slice(first, batch_rows))
+    decoder, behind = CsvDecoder(given, names, wanted), split.delivered
+    for rows in _row_blocks(line_blocks(unpacked(), 0, None), given, skipped):
+        first_row = min(behind, len(rows))
+        behind -= first_row
+        for at in range(first_row, len(rows), batch_rows):
+            yield _decoded(rows.slice(at, batch_rows), decoder, lines_of)
+
+
+def _row_blocks(blocks: Iterable[bytearray], given: Csv, skipped: int) -> Iterator[pa.Array]:
+    """Rows without their ends, behind the first `skipped` lines. Raises CorruptDataError for a value that does not end."""
+    rest: list[str] = []
+    for block in blocks:
+        new = [line.decode("latin-1") for line in block.splitlines(keepends=True)]  # each byte a character
+        skipped, lines = max(0, skipped - len(new)), rest + new[skipped:]
+        ends = _row_ends(lines, given)
+        rows = ["".join(lines[start:end]).removesuffix("\n").removesuffix("\r") for start, end in pairwise((0, *ends))]
+        yield pa.array([row.encode("latin-1") for row in rows], pa.binary())
+        rest = lines[ends[-1] if ends else 0 :]
+        if sum(map(len, rest)) > _ROW_BYTES:
+            break
+    if rest:
+        what = f"a row takes the rest of the file, or more than {_ROW_BYTES >> 20} MiB"
+        raise CorruptDataError(f"a quoted value does not end: {what}")
+
+
+def _row_ends(lines: list[str], given: Csv) -> list[int]:
+    """How many lines there are up to the end of each row that ends."""
+    if not any(given.quote in line for line in lines):
+        return list(range(1, len(lines) + 1))
+    csv.field_size_limit(max(csv.field_size_limit(), 2 * _ROW_BYTES))  # of the process, which has only this one
+    rows = csv.reader([*lines, "one more"], delimiter=given.delimiter, quotechar=given.quote)
+    try:
+        ends = [rows.line_num for _ in rows]
+    except csv.Error as error:
+        raise CorruptDataError(f"it is not CSV: {error}") from error
+    return ends[:-1]  # the last row has the line that was added, and is more than that where a value is open
 
 
 def _header_of(file: pa.NativeFile, given: Csv) -> tuple[bytes, int]:

@@ -14,11 +14,11 @@ from threading import Barrier
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs as arrow_fs
 
+from headrace.connectors.files.read import lines
 from headrace.connectors.files.read.lines import (
     CsvDecoder,
     LinesOfCsv,
@@ -655,15 +655,38 @@ def test_a_number_that_a_decimal_does_not_hold_is_bad(tmp_path, format_, number)
 @pytest.mark.parametrize("text", [
     'a,b\n1,"x\ny"\n', '\ufeff\n\r\na,b\r\n1,"x\ny"\r\n', '"a","b"\n1,"x\ny"', 'a,b\r1,"x\ny"\r',
 ], ids=["plain", "blank lines first", "quoted", "carriage returns"])  # fmt: skip
-def test_a_csv_file_is_read_by_one_stream_alone(tmp_path, monkeypatch, text):
-    """Regression: a stream for the names alone reads ahead in its thread, and the rows it took from the file were lost."""
-    streams, opened = [], arrow_csv.open_csv
-    monkeypatch.setattr(arrow_csv, "open_csv", lambda *given, **named: streams.append(given) or opened(*given, **named))
+def test_a_csv_file_with_newlines_in_its_values_is_read_as_its_rows_are(tmp_path, text):
     (tmp_path / "f").write_text(text, newline="")
     schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
     source = FileSource(str(tmp_path), format=Csv(newlines_in_values=True), schema=schema)
     assert batches_of(source) == [{"a": 1, "b": "x\ny"}]
-    assert len(streams) == 1
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, 64, 1 << 20])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_bad_rows_among_values_with_newlines_are_found_one_by_one(tmp_path, monkeypatch, block_bytes, end):
+    """All rows of 8 MiB went with the first bad one, and all behind it."""
+    read = lines.line_blocks
+    monkeypatch.setattr(lines, "line_blocks", lambda file, start, stop, size=block_bytes: read(file, start, stop, size))
+    rows_ = ['1,"v\n1"', "", '2,"a ""q"", b"', "bad,q", '3,5" disks', "4", '5,"\n\n"', '6,"a\r\nb"', "1e40,x", '7,","']
+    (tmp_path / "f").write_text(end.join(["a,b", *rows_, ""]), newline="")
+    csv = Csv(newlines_in_values=True)
+    source = FileSource(str(tmp_path), format=csv, schema=AB, on_bad_record="keep", batch_rows=3)
+    found = batches_of(source.with_columns(["a", "b", "badValue"]))
+    assert [(row["a"], row["b"]) for row in found if row["badValue"] is None] == [
+        (1, "v\n1"), (2, 'a "q", b'), (3, '5" disks'), (5, "\n\n"), (6, "a\r\nb"), (7, ","),
+    ]  # fmt: skip
+    assert [row["badValue"] for row in found if row["badValue"]] == [b"bad,q", b"4", b"1e40,x"]
+
+
+def test_a_quoted_value_that_does_not_end_is_no_value(tmp_path, monkeypatch):
+    """The rest of the file was one."""
+    for size, most in ((20, 64 << 20), (1000, 99)):
+        monkeypatch.setattr(lines, "_ROW_BYTES", most)
+        (tmp_path / "f").write_text('a,b\n1,"x"\n2,"y\n' + "3,z\n" * size)
+        source = FileSource(str(tmp_path), format=Csv(newlines_in_values=True), schema=AB)
+        with pytest.raises(CorruptDataError, match=r"f, record 1: .* a quoted value does not end"):
+            rows(source)
 
 
 @pytest.mark.parametrize("name", ['a\n"b"\r\nc', '5" disks', "ä"])
