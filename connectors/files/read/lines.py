@@ -17,6 +17,8 @@ from itertools import chain, pairwise, takewhile
 from threading import Lock
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
@@ -169,6 +171,14 @@ class CsvDecoder:
         self._check_quotes(as_lines(block[block.rfind(b"\n", 0, -1) + 1 :]))
         table = self._parsed(pa.py_buffer(block), 1 << 20)
         return table if table.num_rows == lines else None
+
+    def rows(self, text: bytes, count: int) -> pa.Table | None:
+        """So many rows that end with their last newline, if all of them are good, and none is blank."""
+        try:
+            table = self._parsed(pa.py_buffer(text), len(text) + 1) if self._kind.num_fields else None
+        except pa.ArrowInvalid:
+            return None
+        return table if table is not None and table.num_rows == count else None
 
     def decode(self, values: pa.Array) -> DecodedValues:
         """Lines with too many or few columns, or a value that its type never has, are found at once; others one by one."""
@@ -587,41 +597,78 @@ def read_csv_rows(
         names = lines_of.names_in(header)
         check_names(names, wanted.names, lines_of.names)
     decoder, behind = CsvDecoder(given, names, wanted), split.delivered
-    for rows in _row_blocks(line_blocks(unpacked(), 0, None), given, skipped):
-        first_row = min(behind, len(rows))
-        behind -= first_row
-        for at in range(first_row, len(rows), batch_rows):
+    for text, ends in _whole_rows(line_blocks(unpacked(), 0, None), given, skipped):
+        delivered = min(behind, len(ends))
+        behind -= delivered
+        if delivered == len(ends):
+            continue
+        whole = decoder.rows(text, len(ends))
+        if whole is not None:
+            yield from map(FileRows.of, whole.slice(delivered).combine_chunks().to_batches(batch_rows))
+            continue
+        rows = _cut(text, ends)
+        for at in range(delivered, len(rows), batch_rows):
             yield _decoded(rows.slice(at, batch_rows), decoder, lines_of)
 
 
-def _row_blocks(blocks: Iterable[bytearray], given: Csv, skipped: int) -> Iterator[pa.Array]:
-    """Rows without their ends, behind the first `skipped` lines. Raises CorruptDataError for a value that does not end."""
-    rest: list[str] = []
+def _whole_rows(blocks: Iterable[bytearray], given: Csv, skipped: int) -> Iterator[tuple[bytes, npt.NDArray[np.int64]]]:
+    """Rows behind the first `skipped` lines, and where each of them ends. Raises CorruptDataError for a value that does not."""
+    rest = b""
     for block in blocks:
-        new = [line.decode("latin-1") for line in block.splitlines(keepends=True)]  # each byte a character
-        skipped, lines = max(0, skipped - len(new)), rest + new[skipped:]
-        ends = _row_ends(lines, given)
-        rows = ["".join(lines[start:end]).removesuffix("\n").removesuffix("\r") for start, end in pairwise((0, *ends))]
-        yield pa.array([row.encode("latin-1") for row in rows], pa.binary())
-        rest = lines[ends[-1] if ends else 0 :]
-        if sum(map(len, rest)) > _ROW_BYTES:
+        lines = block.splitlines(keepends=True) if skipped else []
+        text = rest + block[sum(map(len, lines[:skipped])) :]
+        skipped = max(0, skipped - len(lines))
+        ends = _row_ends(text, given)
+        end = int(ends[-1]) if len(ends) else 0
+        rest = text[end:]
+        if end:
+            yield text[:end], ends
+        if len(rest) > _ROW_BYTES:
             break
-    if rest:
-        what = f"a row takes the rest of the file, or more than {_ROW_BYTES >> 20} MiB"
-        raise CorruptDataError(f"a quoted value does not end: {what}")
+    if rest:  # of a last row that no newline ends
+        text = rest + b"\n"
+        ends = _row_ends(text, given)
+        if not len(ends) or ends[-1] < len(text):
+            what = f"a row takes the rest of the file, or more than {_ROW_BYTES >> 20} MiB"
+            raise CorruptDataError(f"a quoted value does not end: {what}")
+        yield text, ends
 
 
-def _row_ends(lines: list[str], given: Csv) -> list[int]:
-    """How many lines there are up to the end of each row that ends."""
-    if not any(given.quote in line for line in lines):
-        return list(range(1, len(lines) + 1))
+def _row_ends(text: bytes, given: Csv) -> npt.NDArray[np.int64]:
+    """Behind the end of each row that ends. A newline ends a row that has an even number of quotes ahead of it, where each of
+    these starts or ends a value; where one does neither, as in 5" disks, or lines end otherwise, Python's module decides.
+    """
+    letters = np.frombuffer(text, np.uint8)
+    quote, delimiter, newline, back = given.quote.encode()[0], given.delimiter.encode()[0], 10, 13
+    ends = np.flatnonzero(letters == newline) + 1
+    quotes = np.flatnonzero(letters == quote)
+    starts, stops = quotes[::2], quotes[1::2]
+    ahead, behind = letters[starts[starts > 0] - 1], letters[stops[stops + 1 < len(letters)] + 1]
+    is_plain = np.isin(ahead, (delimiter, newline, quote)).all() and np.isin(behind, (delimiter, newline, back, quote)).all()
+    if not is_plain or text.count(b"\r") != text.count(b"\r\n"):
+        return _row_ends_by_csv(text, given)
+    whole: npt.NDArray[np.int64] = ends[np.searchsorted(quotes, ends) % 2 == 0]
+    return whole
+
+
+def _row_ends_by_csv(text: bytes, given: Csv) -> npt.NDArray[np.int64]:
     csv.field_size_limit(max(csv.field_size_limit(), 2 * _ROW_BYTES))  # of the process, which has only this one
-    rows = csv.reader([*lines, "one more"], delimiter=given.delimiter, quotechar=given.quote)
+    lines = text.splitlines(keepends=True)
+    read = chain((line.decode("latin-1") for line in lines), ("one more",))
+    rows = csv.reader(read, delimiter=given.delimiter, quotechar=given.quote)
     try:
-        ends = [rows.line_num for _ in rows]
+        counts = [rows.line_num for _ in rows]
     except csv.Error as error:
         raise CorruptDataError(f"it is not CSV: {error}") from error
-    return ends[:-1]  # the last row has the line that was added, and is more than that where a value is open
+    # the last row has the line that was added, and is more than that where a value is open
+    return np.cumsum([len(line) for line in lines], dtype=np.int64)[np.array(counts[:-1], np.int64) - 1]
+
+
+def _cut(text: bytes, ends: npt.NDArray[np.int64]) -> pa.Array:
+    """The rows, without their ends."""
+    offsets = np.concatenate(([0], ends)).astype(np.int32)
+    rows = pa.Array.from_buffers(pa.string(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+    return pc.replace_substring_regex(rows.cast(pa.binary()), r"\r?\n?\z", "", max_replacements=1)
 
 
 def _header_of(file: pa.NativeFile, given: Csv) -> tuple[bytes, int]:

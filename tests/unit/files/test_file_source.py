@@ -16,6 +16,8 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow import fs as arrow_fs
 
 from headrace.connectors.files.read import lines
@@ -24,6 +26,8 @@ from headrace.connectors.files.read.lines import (
     LinesOfCsv,
     LinesOfJson,
     _parsed_ahead,
+    _row_ends,
+    _row_ends_by_csv,
     _undelivered,
     _whole,
     as_lines,
@@ -677,6 +681,13 @@ def test_bad_rows_among_values_with_newlines_are_found_one_by_one(tmp_path, monk
         (1, "v\n1"), (2, 'a "q", b'), (3, '5" disks'), (5, "\n\n"), (6, "a\r\nb"), (7, ","),
     ]  # fmt: skip
     assert [row["badValue"] for row in found if row["badValue"]] == [b"bad,q", b"4", b"1e40,x"]
+
+
+@given(st.text('",\na', max_size=30))
+def test_rows_end_where_they_do_for_pythons_module(text):
+    data = f"{text}\n".encode()
+    csv = Csv(newlines_in_values=True)
+    assert _row_ends(data, csv).tolist() == _row_ends_by_csv(data, csv).tolist()
 
 
 def test_a_quoted_value_that_does_not_end_is_no_value(tmp_path, monkeypatch):
