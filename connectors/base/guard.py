@@ -45,7 +45,7 @@ class AllOrNothing:
             raise UsageError(f"{self._where}: {self._name} {why}, and takes and gives no rows: start another one")
 
     def check_rows(self, batch: object) -> None:
-        """As `check`, before rows are written. Raises UsageError for what is no RecordBatch, such as a Table."""
+        """As `check`, before rows are written. Raises UsageError for what is not a RecordBatch, such as a Table."""
         self.check()
         if not isinstance(batch, pa.RecordBatch):
             how = ": write each of its to_batches()" if isinstance(batch, pa.Table) else ""

@@ -252,6 +252,11 @@ def _chosen(options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
             "this would be a table of Spark's catalog, which gives a Python data source its options where the table is made, "
             "and not where it is read. Make a view: CREATE TEMPORARY VIEW name USING headrace OPTIONS (...)"
         )
+    if not options.keys() - {"path"}:
+        raise UsageError(
+            f"no options have reached headrace: it needs '{OPTION}' (default {KAFKA!r}), and those of that connector. Tables "
+            "of Spark's catalog (CREATE TABLE ... AS SELECT, saveAsTable, writeTo) give it none: use a temporary view, and save()"
+        )
     others = _without(options, OPTION)
     name = next((value.strip().lower() for written, value in options.items() if written.lower() == OPTION), KAFKA)
     known = {**_WRITES, **_READS}

@@ -25,5 +25,7 @@ def pipeline_query(
         )
     if not isinstance(checkpoint, str) or not checkpoint.strip():
         raise UsageError(f"checkpointLocation must be a folder's path or URL, not {checkpoint!r}")
+    if trigger is not None and not isinstance(trigger, Mapping):
+        raise UsageError(f"trigger must be a mapping, such as {{'availableNow': True}}, not {trigger!r}")
     read = stream_read(pipeline.source, checkpoint, options)
     return PipelineQuery(read, pipeline.sink, pipeline.transformed, checkpoint, name, trigger)

@@ -173,7 +173,7 @@ class CsvDecoder:
         return table if table.num_rows == lines else None
 
     def rows(self, text: bytes, count: int) -> pa.Table | None:
-        """So many rows that end with their last newline, if all of them are good, and none is blank."""
+        """This number of rows that end with their last newline, if all of them are good, and none is blank."""
         try:
             table = self._parsed(pa.py_buffer(text), len(text) + 1) if self._kind.num_fields else None
         except pa.ArrowInvalid:
@@ -638,12 +638,12 @@ def _row_ends(text: bytes, given: Csv) -> npt.NDArray[np.int64]:
     """Behind the end of each row that ends. A newline ends a row that has an even number of quotes ahead of it, where each of
     these starts or ends a value; where one does neither, as in 5" disks, or lines end otherwise, Python's module decides.
     """
-    letters = np.frombuffer(text, np.uint8)
+    octets = np.frombuffer(text, np.uint8)
     quote, delimiter, newline, back = given.quote.encode()[0], given.delimiter.encode()[0], 10, 13
-    ends = np.flatnonzero(letters == newline) + 1
-    quotes = np.flatnonzero(letters == quote)
+    ends = np.flatnonzero(octets == newline) + 1
+    quotes = np.flatnonzero(octets == quote)
     starts, stops = quotes[::2], quotes[1::2]
-    ahead, behind = letters[starts[starts > 0] - 1], letters[stops[stops + 1 < len(letters)] + 1]
+    ahead, behind = octets[starts[starts > 0] - 1], octets[stops[stops + 1 < len(octets)] + 1]
     is_plain = np.isin(ahead, (delimiter, newline, quote)).all() and np.isin(behind, (delimiter, newline, back, quote)).all()
     if not is_plain or text.count(b"\r") != text.count(b"\r\n"):
         return _row_ends_by_csv(text, given)

@@ -75,19 +75,19 @@ def no_moment(message: Any, around: frozenset[str] = frozenset()) -> str | None:
     """Why a message has in it a date or a time of the day that Arrow has not; None if all are right.
 
     Google's types allow more: a date without a year, or without a day, and 24:00. ptars makes other moments of these.
-    `around`: the types of the messages that it is in; none for a value itself, which is no date in a column. What is of one of
-    these stays bytes, and is not looked at.
+    `around`: the types of the messages that it is in; none for a value itself, which is not a date in a column. What is of one
+    of these stays bytes, and is not looked at.
     """
     name = message.DESCRIPTOR.full_name
     if around and name == DATE:
         try:
             date(message.year, message.month, message.day)
         except ValueError:
-            return f"{message.year:04}-{message.month:02}-{message.day:02} in it is no date"
+            return f"{message.year:04}-{message.month:02}-{message.day:02} in it is not a date"
     if around and name == _TIME:
         parts = (message.hours, message.minutes, message.seconds, message.nanos)
         if not all(0 <= part < end for part, end in zip(parts, (24, 60, 60, 1_000_000_000), strict=True)):
-            return f"{parts[0]:02}:{parts[1]:02}:{parts[2]:02} in it is no time of a day"
+            return f"{parts[0]:02}:{parts[1]:02}:{parts[2]:02} in it is not a time of a day"
     around |= {name}
     inner = (each for each in _within(message) if each.DESCRIPTOR.full_name not in around)
     return next(filter(None, (no_moment(each, around) for each in inner)), None)

@@ -78,7 +78,7 @@ class ProtobufFormat(ValueFormat):
 
     def decode(self, values: pa.Array) -> DecodedValues:
         """As `ValueFormat` says. Bad: what is no such message, text that is not UTF-8, a time beyond 64-bit microseconds, and
-        what is no day of a calendar, or no time before 24:00, of Google's types."""
+        what is not a day of a calendar, or a time before 24:00, of Google's types."""
         read, bad = self._reader.read(as_binary(values), self._header_bytes)
         parts = list(self._columns(read, 0, bad))
         try:

@@ -70,7 +70,7 @@ def only(files: bytes, message: str, fields: Sequence[str] | None) -> bytes:
 def renamed(files: bytes, message: str, name: str) -> bytes:
     """The same set of what `only` gives, in which a message type has another name within its package, if it has that type.
 
-    Its bytes stay the same, and a library that has a type of its own for the old name takes it for any other message.
+    Its bytes stay the same, and a library that has a special type for the old name takes it for any other message.
     """
     parsed = runtime().FileDescriptorSet.FromString(files)
     new = f"{message.rpartition('.')[0]}.{name}"

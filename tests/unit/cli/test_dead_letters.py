@@ -23,11 +23,13 @@ from tests.helpers.killed_replay import killed_replay
 
 DAY_MS = 86_400_000
 
+DEAD = "letters"
+
 
 @pytest.fixture
 def kafka():
     with FakeKafka() as kafka:
-        for topic in ("orders", "flights", "letters"):
+        for topic in ("orders", "flights", DEAD):
             kafka.create_topic(topic, partitions=2)
         yield kafka
 
@@ -57,7 +59,7 @@ def run(kafka, *arguments):
 
 
 def replay(kafka, folder, *options):
-    assert run(kafka, "replay", "letters", "--checkpoints", str(folder), *options) == []
+    assert run(kafka, "replay", DEAD, "--checkpoints", str(folder), *options) == []
 
 
 def values(kafka, topic="orders"):
@@ -166,7 +168,7 @@ class TestReplay:
     def test_a_folder_that_cannot_be_made_is_named(self, kafka, tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(UsageError, match=f"the folder {tmp_path / 'file' / 'c'} cannot be used: "):
-            run(kafka, "replay", "letters", "--checkpoints", str(tmp_path / "file" / "c"))
+            replay(kafka, tmp_path / "file" / "c")
 
     def test_a_destination_that_does_not_exist_is_named_and_nothing_is_written(self, kafka, tmp_path):
         kafka.append("letters", letter(1), letter(2, "gone"))
@@ -182,8 +184,8 @@ class TestReplay:
 
     def test_a_destination_that_can_be_no_topic_is_named_at_once(self, kafka, tmp_path):
         """Dead letters of files name their paths. The worker was started again for ever."""
-        kafka.append("letters", letter(1, "day=1/x.jsonl"))
-        where = "at offset 0 of letters-0 is for the topic 'day=1/x.jsonl', which no topic can have as its name: leave it out"
+        kafka.append(DEAD, letter(1, "day=1/x.jsonl"))
+        where = f"at offset 0 of {DEAD}-0 is for the topic 'day=1/x.jsonl', which no topic can have as its name: leave it out"
         with pytest.raises(HeadraceError, match=f"the dead letter {where}"):
             replay(kafka, tmp_path)
         for name in ("", "a b"):

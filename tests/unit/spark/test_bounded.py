@@ -13,8 +13,12 @@ pytest.importorskip("pyspark")
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
 
+from headrace import Pipeline
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.bounded import BoundedSourceFormat, advised, converted
+from headrace.files import FileSource
+from headrace.runners.spark.bounded import BoundedSourceFormat, advised, converted, read_source
+from headrace.sinks import FunctionSink
+from headrace.sources import Hybrid
 from headrace.testing.memory import MemoryLog, MemorySource
 
 
@@ -54,6 +58,17 @@ def test_the_format_travels_with_its_source_and_reads_it(source):
 def test_another_source_has_another_name_and_the_same_the_same(source):
     assert BoundedSourceFormat.of(source).name() == BoundedSourceFormat.of(source).name()
     assert BoundedSourceFormat.of(source).name() != BoundedSourceFormat.of(source.with_columns(["value"])).name()
+
+
+def test_what_has_several_stages_is_refused_before_there_is_a_frame(tmp_path):
+    files = [FileSource(tmp_path / name, format="text") for name in "ab"]
+    with pytest.raises(UsageError, match="has several stages: unite the frames of its sources, or read it as a stream"):
+        read_source(None, Hybrid(files[0], then=files[1]))
+
+
+def test_a_trigger_of_a_pipelines_query_is_a_mapping(source):
+    with pytest.raises(UsageError, match=r"trigger must be a mapping, such as \{'availableNow': True\}, not 'availableNow'"):
+        Pipeline(source, FunctionSink(print)).start_on_spark(None, checkpointLocation="c", trigger="availableNow")
 
 
 def test_a_python_without_what_the_source_needs_is_named_with_advice():

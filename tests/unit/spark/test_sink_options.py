@@ -84,6 +84,13 @@ class TestConnector:
             ):
                 plan({"connector": "jdbc"})
 
+    @pytest.mark.parametrize("options", [{}, {"path": "file:/warehouse/t"}])
+    def test_a_table_of_the_catalog_has_no_options(self, options):
+        """Kafka's were asked for, whatever the table was made with."""
+        for plan in (reading, lambda options: planned_batch_write(options, SCHEMA, overwrite=False)):
+            with pytest.raises(UsageError, match=r"no options have reached headrace: .* use a temporary view, and save\(\)"):
+                plan(options)
+
     @pytest.mark.parametrize("name", ["sql", "delta", "iceberg"])
     def test_tables_are_not_read(self, name):
         with pytest.raises(UsageError, match=f"connector '{name}' cannot be read, only written; .*kafka.*files"):
