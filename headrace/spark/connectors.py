@@ -255,7 +255,7 @@ def _chosen(options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     if not options.keys() - {"path"}:
         raise UsageError(
             f"no options have reached headrace: it needs '{OPTION}' (default {KAFKA!r}), and those of that connector. Tables "
-            "of Spark's catalog (CREATE TABLE ... AS SELECT, saveAsTable, writeTo) give it none: use a temporary view, and save()"
+            "of Spark's catalog (CREATE TABLE ... AS SELECT, saveAsTable, writeTo) give none: use a temporary view, and save()"
         )
     others = _without(options, OPTION)
     name = next((value.strip().lower() for written, value in options.items() if written.lower() == OPTION), KAFKA)

@@ -15,7 +15,7 @@ from headrace.connectors.files.read.columns import FileColumns, FileRows, check_
 from headrace.connectors.files.read.split import FileSplit
 from headrace.connectors.formats.avro.avro_format import AvroFormat
 from headrace.connectors.formats.avro.program import arrow_type, varint
-from headrace.connectors.formats.avro.schema import parse
+from headrace.connectors.formats.avro.schema import AvroRecord, parse
 from headrace.connectors.formats.value_format import quoted_part
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, UsageError
 
@@ -110,11 +110,15 @@ class Avro(ColumnarFormat):
     is_cut = False
 
     def schema(self, file: pa.NativeFile) -> pa.Schema:
-        return self._columns(json.dumps(_avro().reader(file).writer_schema))
+        written = json.dumps(_avro().reader(file).writer_schema)
+        try:
+            return self._columns(written, None)
+        except UsageError as error:
+            raise UsageError(f"{error}. Of a file: give the schema, without this column") from error
 
     def read(self, file: pa.NativeFile, split: FileSplit, columns: FileColumns, batch_rows: int) -> Iterator[FileRows]:
         written = json.dumps(_avro().reader(file).writer_schema)
-        found = self._columns(written)
+        found = self._columns(written, columns.wanted.names)
         check_fits(found, columns)
         file.seek(0)
         kept = [each for each in found if each.name in columns.wanted.names]
@@ -132,11 +136,20 @@ class Avro(ColumnarFormat):
                 yield from _records(counts, blocks, decoder if any(blocks) else None, skipped, batch_rows)
 
     @staticmethod
-    def _columns(written: str) -> pa.Schema:
-        kind = arrow_type(parse(written, None))
-        if not pa.types.is_struct(kind):
-            raise CorruptDataError(f"its values are {kind}, and not records")
-        return plain_schema(pa.schema(list(kind)))
+    def _columns(written: str, wanted: Sequence[str] | None) -> pa.Schema:
+        """Of a column that is not wanted, and of a type that Arrow does not have, without its type. None: all are."""
+        record = parse(written, None)
+        if not isinstance(record, AvroRecord):
+            raise CorruptDataError(f"its values are {arrow_type(record)}, and not records")
+        found = []
+        for field in record.fields:
+            try:
+                found.append(pa.field(field.name, arrow_type(field.type, field.name)))
+            except UsageError:
+                if wanted is None or field.name in wanted:
+                    raise
+                found.append(pa.field(field.name, pa.null()))
+        return plain_schema(pa.schema(found))
 
 
 def _parquet(file: pa.NativeFile) -> pq.ParquetFile:

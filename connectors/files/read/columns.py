@@ -95,9 +95,14 @@ class Columns:
         Raises CorruptDataError for a value of a partition that does not fit.
         """
         wanted = pa.schema([each for each in self.schema if each.name in self.data.names])
+        keys = partition_keys(path)
+        others = {key.lower(): key for key in keys if key not in self.data.names}
+        for name in wanted.names:
+            if name not in keys and (other := others.get(name.lower())) is not None:
+                raise CorruptDataError(f"its folders have {other!r}, and not {name!r}: give the schema its names as they are")
         values = partition_values(path, wanted, time_zone)
         in_file = pa.schema([each for each in wanted if each.name not in values])
-        return FileColumns(self, in_file, values, frozenset(partition_keys(path)))
+        return FileColumns(self, in_file, values, frozenset(keys))
 
 
 @dataclass(frozen=True)

@@ -1074,3 +1074,26 @@ def test_a_password_in_an_address_is_refused_and_not_shown(made):
 def test_csv_that_cannot_be(arguments):
     with pytest.raises(UsageError, match=next(iter(arguments))):
         Csv(**arguments)
+
+
+def test_a_recursive_column_of_avro_that_is_not_asked_for_is_left_out(tmp_path):
+    fastavro = pytest.importorskip("fastavro")
+    fields = [{"name": "n", "type": "int"}, {"name": "k", "type": ["null", "T"]}, {"name": "m", "type": "string"}]
+    with (tmp_path / "a").open("wb") as file:
+        inner = {"n": 2, "k": None, "m": "y"}
+        fastavro.writer(file, {"type": "record", "name": "T", "fields": fields}, [{"n": 1, "k": inner, "m": "x"}, inner])
+    schema = pa.schema([("m", pa.string()), ("n", pa.int32())])
+    assert rows(FileSource(str(tmp_path), format="avro", schema=schema)) == [("x", 1), ("y", 2)]
+    with pytest.raises(UsageError, match=r"contains itself at field 'k'.* give the schema, without this column"):
+        rows(FileSource(str(tmp_path), format="avro"))
+
+
+def test_a_folder_that_has_a_column_in_another_case_is_bad(tmp_path):
+    """It was null in all rows."""
+    (tmp_path / "Day=1").mkdir()
+    (tmp_path / "Day=1" / "f").write_text('{"b":2}\n')
+    schema = pa.schema([("day", pa.int64()), ("b", pa.int64())])
+    with pytest.raises(CorruptDataError, match="its folders have 'Day', and not 'day': give the schema its names as they are"):
+        rows(FileSource(str(tmp_path), format="jsonl", schema=schema))
+    assert rows(FileSource(str(tmp_path), format="jsonl", schema=schema, columns=["b"])) == [2]
+    assert rows(FileSource(str(tmp_path), format="jsonl", schema=schema.append(pa.field("Day", pa.int8())))) == [(None, 2, 1)]
