@@ -35,6 +35,7 @@ _NUMBERS: dict[int, _Kind] = {
         1036, 1046, 1049, 1051, 1054, 1064, 1103, 1109, 1110, 1136, 1146, 1286, 1288, 1305, 1347, 1356, 1423, 1449, 1471, 2026,
         # values that the column cannot hold, and rows that are too large
         1048, 1118, 1153, 1264, 1265, 1292, 1364, 1366, 1367, 1406, 1411, 1416, 1690, 3140, 3141, 3144, 3156, 3157, 3903, 4078,
+        1267,  # a text that a column's character set does not have
         # keys, foreign keys, checks, partitions, views, generated columns
         1022, 1062, 1169, 1216, 1217, 1369, 1451, 1452, 1526, 1586, 1591, 1748, 1761, 1762, 1906, 1907, 3105, 3819, 4025,
         1172, 1242, 1329, 1339, 1362, 1422, 1442, 1456, 1642, 1643, 1644, 1645,  # SIGNAL, triggers
