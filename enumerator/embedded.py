@@ -214,6 +214,10 @@ class EmbeddedRun(Generic[SplitT]):
         self._released = True  # last: who is interrupted closes again
         self._driver.close()
 
+    def __reduce__(self) -> str:
+        """Its threads and connections are of this process."""
+        raise TypeError("a run belongs to the process that opened it: pickle the source, or what checkpoint() gives")
+
     def __enter__(self) -> Self:
         return self
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -481,3 +482,9 @@ def test_a_source_of_stages_that_had_an_end_and_has_none_now_is_refused():
     with pytest.raises(StateError, match="had an end, and now it has none"):
         selected(MemorySource(log_of(a="1")), ended)
     assert selected(MemorySource(log_of(a="1"), bounded=True), ended) == ended
+
+
+def test_a_run_is_not_pickled():
+    """Its threads change what would be pickled: there was an error of whatever kind, now and then."""
+    with run_of(MemorySource(log_of(a="x"))) as run, pytest.raises(TypeError, match="pickle the source, or what checkpoint"):
+        pickle.dumps(run)
