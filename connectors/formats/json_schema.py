@@ -165,6 +165,10 @@ class _Reader:
         if not isinstance(schema, dict):
             raise _no_type(path, "allows any value")
         if "$ref" in schema:
+            if "properties" in schema and self._joins_what_is_referred(base):
+                more = {key: value for key, value in schema.items() if key != "$ref"}
+                parts = [{"$ref": schema["$ref"]}, *_list(more.get("allOf"))]
+                return self._together({**more, "allOf": parts}, base, path, wanted)
             return self.node(*self._referred(schema["$ref"], base, path), path, wanted)
         for word in ("oneOf", "anyOf"):
             if word in schema:
@@ -231,6 +235,11 @@ class _Reader:
             whole["required"] = [*_list(whole.get("required")), *_list(part.get("required"))]
             parts[:0] = [(each, where) for each in _list(part.get("allOf"))]
         return self._read(whole, base, path, wanted)
+
+    def _joins_what_is_referred(self, base: str) -> bool:
+        """Whether words alongside a `$ref` count, as they do from JSON Schema 2019-09 on."""
+        dialect = self._documents[base].get("$schema")
+        return isinstance(dialect, str) and "/draft/20" in dialect
 
     def _referred(self, ref: Any, base: str, path: str) -> tuple[Any, str]:  # noqa: ANN401 - JSON
         """The schema to which a reference leads, and its document."""

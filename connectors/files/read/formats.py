@@ -70,8 +70,7 @@ class ReadFormat:
         unpacked = partial(self._unpacked, file, split.path)
         if self.name == "csv" and self.csv.newlines_in_values:
             return read_csv_rows(unpacked, split, LinesOfCsv(self.csv, columns.names), wanted, batch_rows)
-        lines = unpacked() if self._codec(split.path) is None else UpToDamage(unpacked())
-        return read_lines(lines, split, self._lines(columns.names), wanted, batch_rows)
+        return read_lines(unpacked(), split, self._lines(columns.names), wanted, batch_rows)
 
     def _lines(self, names: Sequence[str]) -> LineFormat:
         if self.name == "csv":
@@ -86,4 +85,4 @@ class ReadFormat:
         """From its start. The file is closed when what unpacks it is."""
         file.seek(0)
         codec = self._codec(path)
-        return file if codec is None else pa.CompressedInputStream(file, codec)
+        return file if codec is None else UpToDamage(pa.CompressedInputStream(file, codec))

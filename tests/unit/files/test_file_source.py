@@ -1097,3 +1097,12 @@ def test_a_folder_that_has_a_column_in_another_case_is_bad(tmp_path):
         rows(FileSource(str(tmp_path), format="jsonl", schema=schema))
     assert rows(FileSource(str(tmp_path), format="jsonl", schema=schema, columns=["b"])) == [2]
     assert rows(FileSource(str(tmp_path), format="jsonl", schema=schema.append(pa.field("Day", pa.int8())))) == [(None, 2, 1)]
+
+
+def test_rows_ahead_of_damage_in_packed_csv_with_newlines_are_given(tmp_path):
+    packed = gzip.compress(b"a,b\n" + b"".join(b'%d,"x\n%d"\n' % (number, random.getrandbits(64)) for number in range(20_000)))
+    (tmp_path / "f.csv.gz").write_bytes(packed[: len(packed) // 2])
+    source = FileSource(str(tmp_path), format=Csv(newlines_in_values=True), schema=AB, on_bad_record="skip")
+    found = rows(source)
+    assert [number for number, _ in found] == list(range(len(found)))
+    assert len(found) > 8000

@@ -41,6 +41,9 @@ ROW = {"carrier": "UA", "delay": None, "price": 1.5, "legs": [{"to": "Rome"}], "
 CONTEXT = SerializationContext("flights", MessageField.VALUE)
 
 
+REFERS: dict[str, Any] = {"$ref": "#/$defs/x", "$defs": {"x": {"type": "object", "properties": {"a": INTEGER}}}}
+
+
 def obj(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 
@@ -68,6 +71,9 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
     ({"type": "array", "items": obj(a=STRING)}, "list<item: struct<a: string>>"),
     ({"allOf": [{"$ref": "#/$defs/x"}, obj(b=STRING)], "$defs": {"x": obj(a=INTEGER)}}, "struct<a: int64, b: string>"),
     ({**obj(c=STRING), "allOf": [obj(a=INTEGER)]}, "struct<c: string, a: int64>"),
+    ({**obj(c=STRING), **REFERS, "$schema": "https://json-schema.org/draft/2020-12/schema"}, "struct<c: string, a: int64>"),
+    ({**obj(c=STRING), **REFERS, "$schema": "http://json-schema.org/draft-07/schema#"}, "struct<a: int64>"),
+    ({**obj(c=STRING), **REFERS}, "struct<a: int64>"),
     ({"allOf": [obj(a=STRING), {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}]}, "struct<a: string>"),
     ({"allOf": [obj(a=STRING), obj(a={"const": "x"})]}, "struct<a: string>"),
     (obj(a={"$ref": "#/$defs/x~1y%20z"}) | {"$defs": {"x/y z": STRING}}, "struct<a: string>"), (STRING, "string"),
