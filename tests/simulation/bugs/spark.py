@@ -185,9 +185,9 @@ def last_row_of_a_task_dropped(well_sized: Any, batches: Any) -> Any:
 
 # --- writers --------------------------------------------------------------------------------------------------------------
 @instead_of(writers, "_abort")
-def abort_fences_whoever_goes_on(_: Any, sink: Any, job: str, epoch: int, driver_id: str | None) -> Any:
+def abort_fences_whoever_goes_on(_: Any, sink: Any, job: str, epoch: int, handles: Any, driver_id: str | None) -> Any:
     """findings, Sinks 13: the abort of a driver that was replaced fences the one that took its place."""
-    return writers._recover(sink, job, driver_id)
+    return writers._recover(sink, job, handles, driver_id)
 
 
 @instead_of(writers, "_attempt")
@@ -197,7 +197,7 @@ def attempts_are_named_by_their_number(_: Any, context: Any, job: str, epoch: in
 
 
 @instead_of(writers, "_abort")
-def abort_ends_what_is_recorded(_: Any, sink: Any, job: str, epoch: int, driver_id: str | None) -> None:
+def abort_ends_what_is_recorded(_: Any, sink: Any, job: str, epoch: int, handles: Any, driver_id: str | None) -> None:
     """An abort ends every transaction of the job, listed or not."""
     for entry in sink.log.unended(job):
         sink.log.abort(entry.number)
