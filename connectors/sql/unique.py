@@ -63,8 +63,8 @@ def unique_keys(
 ) -> tuple[UniqueKey, ...]:
     """All unique keys of a table. `place`: its `schema`, `name` and `quoted` name. `primary`: its primary key's columns."""
     parts: dict[str, list[tuple[str | None, str | None, str | None]]] = defaultdict(list)
-    for name, *part in connection.execute(text(_PARTS[product]), place):
-        parts[name].append((part[0], part[1], part[2]))
+    for name, column, flaw, collation in connection.execute(text(_PARTS[product]), place):
+        parts[name].append((column, flaw, collation))
     keys = [
         UniqueKey(
             name,

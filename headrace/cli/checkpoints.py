@@ -52,12 +52,10 @@ def _usable(location: str) -> Iterator[None]:
         yield
     except HeadraceError:
         raise
-    except OSError as error:
-        raise UsageError(f"{location}: the checkpoint cannot be read or written there: {error.strerror or error}") from error
-    except Exception as error:  # of a store's library
-        if is_local(location):
+    except Exception as error:
+        if not isinstance(error, OSError) and is_local(location):  # no store's library has raised it
             raise
-        what = f"{type(error).__name__}: {error}"
+        what = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         raise UsageError(f"{location}: the checkpoint cannot be read or written there: {what}") from error
 
 

@@ -165,7 +165,7 @@ class Replay:
             yield pa.RecordBatch.from_pylist([self._row(record, partitions) for record in due], schema=_ROWS)
 
     def _partitions(self, due: Sequence[DeadLetterRecord]) -> dict[str, int]:
-        from headrace.connectors.kafka.client.errors import InvalidForBrokerError
+        from headrace.connectors.kafka.write.sink import is_topic_name
         from headrace.connectors.kafka.write.topics import find_topic
 
         partitions = {}
@@ -178,10 +178,9 @@ class Replay:
             advice = "leave it out with --from-topic, or choose another topic with --to"
             if name in self._closed_topics:
                 raise WrongOutputError(f"{what} {self._closed_topics[name]}: {advice}")
-            try:
-                found = find_topic(self.sink.cluster(), name)
-            except InvalidForBrokerError as error:  # such as a file's path: dead letters of files name it
-                raise WrongOutputError(f"{what} no topic can have as its name: {advice}") from error
+            if not is_topic_name(name):  # such as a file's path: dead letters of files name it
+                raise WrongOutputError(f"{what} no topic can have as its name: {advice}")
+            found = find_topic(self.sink.cluster(), name)
             if found is None:
                 raise WrongOutputError(f"{what} does not exist: create it, {advice}")
             partitions[name] = len(found.partitions)

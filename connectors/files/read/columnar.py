@@ -110,11 +110,7 @@ class Avro(ColumnarFormat):
     is_cut = False
 
     def schema(self, file: pa.NativeFile) -> pa.Schema:
-        written = json.dumps(_avro().reader(file).writer_schema)
-        try:
-            return self._columns(written, None)
-        except UsageError as error:
-            raise UsageError(f"{error}. Of a file: give the schema, without this column") from error
+        return self._columns(json.dumps(_avro().reader(file).writer_schema), None)
 
     def read(self, file: pa.NativeFile, split: FileSplit, columns: FileColumns, batch_rows: int) -> Iterator[FileRows]:
         written = json.dumps(_avro().reader(file).writer_schema)
@@ -145,9 +141,10 @@ class Avro(ColumnarFormat):
         for field in record.fields:
             try:
                 found.append(pa.field(field.name, arrow_type(field.type, field.name)))
-            except UsageError:
+            except UsageError as error:
                 if wanted is None or field.name in wanted:
-                    raise
+                    why = str(error).partition(";")[0]  # what follows is advice for the values of a topic
+                    raise UsageError(f"a file's {why}: give the schema, without this column") from error
                 found.append(pa.field(field.name, pa.null()))
         return plain_schema(pa.schema(found))
 
@@ -178,6 +175,8 @@ def _decoded_rows(kinds: Sequence[pa.DataType], rows: int, batch_rows: int) -> i
     try:
         bits: int = sum(kind.bit_width for kind in kinds)
     except ValueError:  # of a type without a width
+        return batch_rows
+    if any(map(pa.types.is_dictionary, kinds)):  # that of its indices
         return batch_rows
     if rows * bits <= 8 * _PIECE_BYTES:
         return max(rows, batch_rows)

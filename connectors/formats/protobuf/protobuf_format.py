@@ -147,7 +147,8 @@ class _Types:
         config = ptars.PtarsConfig(timestamp_unit="us", duration_unit="us", enum_repr="string")
         self.symbols: Any = ptars.HandlerPool([descriptor.file], config=config).get_for_message(descriptor)
         # With dates as messages: what ptars writes of a date has no day for 1970-01-01.
-        plain = descriptor if name == DATE else _descriptor(messages.renamed(files, DATE, "PlainDate"), name)
+        has_dates = self._has_moments and name != DATE
+        plain = _descriptor(messages.renamed(files, DATE, "PlainDate"), name) if has_dates else descriptor
         config = ptars.PtarsConfig(timestamp_unit="us", duration_unit="us")
         self.numbers: Any = ptars.HandlerPool([plain.file], config=config).get_for_message(plain)
         self.kind: pa.DataType = nullable(pa.struct(list(self.symbols.schema())))

@@ -288,8 +288,13 @@ def _commit_log(config: ClientConfig, topic: str) -> CommitLog:
     return CommitLog(enduring_cluster(config), topic)
 
 
+def is_topic_name(topic: object) -> bool:
+    """Whether a topic may have this name, by the rule of brokers."""
+    return isinstance(topic, str) and _TOPIC_NAME.fullmatch(topic) is not None
+
+
 def check_topic(argument: str, topic: object) -> None:
     """Raise UsageError for what can be no topic's name."""
-    if not isinstance(topic, str) or not _TOPIC_NAME.fullmatch(topic):
+    if not is_topic_name(topic):
         hint = ": one name; rows for several topics have a column 'topic'" if isinstance(topic, list | tuple | set) else ""
         raise UsageError(f"{argument} must be a topic's name (1 to 249 letters, digits, '.', '_' and '-'), not {topic!r}{hint}")

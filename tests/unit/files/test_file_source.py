@@ -233,12 +233,8 @@ def test_only_columns_that_are_asked_for_are_read(tmp_path):
         rows(FileSource(str(tmp_path)))
 
 
-@pytest.mark.parametrize(("table", "most"), [
-    (pa.table({"a": range(100), "b": [1.5] * 100}), 100), (pa.table({"a": range(100), "s": ["a" * 9000] * 100}), 10),
-], ids=["numbers", "texts"])  # fmt: skip
-def test_more_rows_than_a_batch_has_are_decoded_at_once_where_all_are_short(tmp_path, monkeypatch, table, most):
-    """Of texts from a dictionary the file states no length: gigabytes of them were decoded at once."""
-    parquet(tmp_path / "a", table)
+def decoded_rows(monkeypatch):
+    """The numbers of rows of the batches that pyarrow decodes from now on."""
     decoded, read = [], pq.ParquetFile.iter_batches
 
     def iter_batches(file, *given, **options):
@@ -247,9 +243,28 @@ def test_more_rows_than_a_batch_has_are_decoded_at_once_where_all_are_short(tmp_
             yield batch
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
+    return decoded
+
+
+@pytest.mark.parametrize(("table", "most"), [
+    (pa.table({"a": range(100), "b": [1.5] * 100}), 100), (pa.table({"a": range(100), "s": ["a" * 9000] * 100}), 10),
+], ids=["numbers", "texts"])  # fmt: skip
+def test_more_rows_than_a_batch_has_are_decoded_at_once_where_all_are_short(tmp_path, monkeypatch, table, most):
+    """Of texts from a dictionary the file states no length: gigabytes of them were decoded at once."""
+    parquet(tmp_path / "a", table)
+    decoded = decoded_rows(monkeypatch)
     source = FileSource(str(tmp_path), batch_rows=10)
     given = [batch.records for batch in batches(source, found(source)[0])]
     assert (max(decoded), sum(decoded), max(batch.num_rows for batch in given)) == (most, 100, 10)
+
+
+def test_rows_of_a_dictionary_are_decoded_a_batch_at_a_time(tmp_path, monkeypatch):
+    """Their width is that of the indices, and not of the texts."""
+    pq.write_table(pa.table({"s": pa.array([f"{n}" * 9000 for n in range(100)]).dictionary_encode()}), tmp_path / "a")
+    decoded = decoded_rows(monkeypatch)
+    source = FileSource(str(tmp_path), batch_rows=10)
+    assert sum(batch.records.num_rows for batch in batches(source, found(source)[0])) == 100
+    assert decoded == [10] * 10
 
 
 @pytest.mark.parametrize(("rows", "most", "threads"), [(1_000_000, 1_000_000, False), (1_000_001, 524_288, True)])
