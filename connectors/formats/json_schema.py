@@ -165,7 +165,7 @@ class _Reader:
         if not isinstance(schema, dict):
             raise _no_type(path, "allows any value")
         if "$ref" in schema:
-            if "properties" in schema and self._joins_what_is_referred(base):
+            if "properties" in schema and self._applies_siblings(base):
                 more = {key: value for key, value in schema.items() if key != "$ref"}
                 parts = [{"$ref": schema["$ref"]}, *_list(more.get("allOf"))]
                 return self._together({**more, "allOf": parts}, base, path, wanted)
@@ -227,6 +227,8 @@ class _Reader:
         while parts:
             part, where = parts.pop(0)
             while isinstance(part, dict) and "$ref" in part:
+                if self._applies_siblings(where):
+                    parts.insert(0, ({key: value for key, value in part.items() if key != "$ref"}, where))
                 part, where = self._referred(part["$ref"], where, path)
             if not isinstance(part, dict) or where != base or part.get("type", "object") != "object" or _branches(part):
                 raise _no_type(path, "is put together of schemas that are not all objects of this one")
@@ -236,7 +238,7 @@ class _Reader:
             parts[:0] = [(each, where) for each in _list(part.get("allOf"))]
         return self._read(whole, base, path, wanted)
 
-    def _joins_what_is_referred(self, base: str) -> bool:
+    def _applies_siblings(self, base: str) -> bool:
         """Whether words alongside a `$ref` count, as they do from JSON Schema 2019-09 on."""
         dialect = self._documents[base].get("$schema")
         return isinstance(dialect, str) and "/draft/20" in dialect

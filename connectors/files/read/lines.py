@@ -606,7 +606,7 @@ def read_csv_rows(
         if whole is not None:
             yield from map(FileRows.of, whole.slice(delivered).combine_chunks().to_batches(batch_rows))
             continue
-        rows = _cut(text, ends)
+        rows = _split_rows(text, ends)
         for at in range(delivered, len(rows), batch_rows):
             yield _decoded(rows.slice(at, batch_rows), decoder, lines_of)
 
@@ -638,12 +638,12 @@ def _row_ends(text: bytes, given: Csv) -> npt.NDArray[np.int64]:
     """Behind the end of each row that ends. A newline ends a row that has an even number of quotes ahead of it, where each of
     these starts or ends a value; where one does neither, as in 5" disks, or lines end otherwise, Python's module decides.
     """
-    octets = np.frombuffer(text, np.uint8)
+    codes = np.frombuffer(text, np.uint8)
     quote, delimiter, newline, back = given.quote.encode()[0], given.delimiter.encode()[0], 10, 13
-    ends = np.flatnonzero(octets == newline) + 1
-    quotes = np.flatnonzero(octets == quote)
+    ends = np.flatnonzero(codes == newline) + 1
+    quotes = np.flatnonzero(codes == quote)
     starts, stops = quotes[::2], quotes[1::2]
-    ahead, behind = octets[starts[starts > 0] - 1], octets[stops[stops + 1 < len(octets)] + 1]
+    ahead, behind = codes[starts[starts > 0] - 1], codes[stops[stops + 1 < len(codes)] + 1]
     is_plain = np.isin(ahead, (delimiter, newline, quote)).all() and np.isin(behind, (delimiter, newline, back, quote)).all()
     if not is_plain or text.count(b"\r") != text.count(b"\r\n"):
         return _row_ends_by_csv(text, given)
@@ -664,7 +664,7 @@ def _row_ends_by_csv(text: bytes, given: Csv) -> npt.NDArray[np.int64]:
     return np.cumsum([len(line) for line in lines], dtype=np.int64)[np.array(counts[:-1], np.int64) - 1]
 
 
-def _cut(text: bytes, ends: npt.NDArray[np.int64]) -> pa.Array:
+def _split_rows(text: bytes, ends: npt.NDArray[np.int64]) -> pa.Array:
     """The rows, without their ends."""
     offsets = np.concatenate(([0], ends)).astype(np.int32)
     rows = pa.Array.from_buffers(pa.string(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(text)])

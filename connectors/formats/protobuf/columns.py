@@ -61,8 +61,8 @@ def beyond(array: pa.Array) -> bool:
     return any(beyond(child) for child in _children(array))
 
 
-def has_moments(descriptor: Any) -> bool:  # noqa: ANN401 - the runtime has no types
-    """Whether a message may have in it what `no_moment` looks at."""
+def has_dates_or_times(descriptor: Any) -> bool:  # noqa: ANN401 - the runtime has no types
+    """Whether a message may have in it what `invalid_date_or_time` looks at."""
     found, waiting = {descriptor.full_name}, [descriptor]
     while waiting:
         new = [field.message_type for field in waiting.pop().fields if field.message_type is not None]
@@ -71,7 +71,7 @@ def has_moments(descriptor: Any) -> bool:  # noqa: ANN401 - the runtime has no t
     return not found.isdisjoint((DATE, _TIME))
 
 
-def no_moment(message: Any, around: frozenset[str] = frozenset()) -> str | None:  # noqa: ANN401 - of any type
+def invalid_date_or_time(message: Any, around: frozenset[str] = frozenset()) -> str | None:  # noqa: ANN401 - of any type
     """Why a message has in it a date or a time of the day that Arrow has not; None if all are right.
 
     Google's types allow more: a date without a year, or without a day, and 24:00. ptars makes other moments of these.
@@ -90,7 +90,7 @@ def no_moment(message: Any, around: frozenset[str] = frozenset()) -> str | None:
             return f"{parts[0]:02}:{parts[1]:02}:{parts[2]:02} in it is not a time of a day"
     around |= {name}
     inner = (each for each in _within(message) if each.DESCRIPTOR.full_name not in around)
-    return next(filter(None, (no_moment(each, around) for each in inner)), None)
+    return next(filter(None, (invalid_date_or_time(each, around) for each in inner)), None)
 
 
 def _within(message: Any) -> Iterator[Any]:  # noqa: ANN401 - of any type

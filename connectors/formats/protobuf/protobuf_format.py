@@ -11,7 +11,14 @@ import pyarrow.compute as pc
 
 from headrace.connectors.base.arguments import at_least, names, text, texts
 from headrace.connectors.formats.protobuf import schema as messages
-from headrace.connectors.formats.protobuf.columns import DATE, beyond, has_moments, no_moment, picked, struct_of
+from headrace.connectors.formats.protobuf.columns import (
+    DATE,
+    beyond,
+    has_dates_or_times,
+    invalid_date_or_time,
+    picked,
+    struct_of,
+)
 from headrace.connectors.formats.protobuf.compiler import descriptor_set
 from headrace.connectors.formats.protobuf.writing import writable
 from headrace.connectors.formats.value_format import (
@@ -143,11 +150,11 @@ class _Types:
 
         descriptor = _descriptor(files, name)
         self.message: Any = message_factory.GetMessageClass(descriptor)
-        self._has_moments = has_moments(descriptor)
+        self._has_dates_or_times = has_dates_or_times(descriptor)
         config = ptars.PtarsConfig(timestamp_unit="us", duration_unit="us", enum_repr="string")
         self.symbols: Any = ptars.HandlerPool([descriptor.file], config=config).get_for_message(descriptor)
         # With dates as messages: what ptars writes of a date has no day for 1970-01-01.
-        has_dates = self._has_moments and name != DATE
+        has_dates = self._has_dates_or_times and name != DATE
         plain = _descriptor(messages.renamed(files, DATE, "PlainDate"), name) if has_dates else descriptor
         config = ptars.PtarsConfig(timestamp_unit="us", duration_unit="us")
         self.numbers: Any = ptars.HandlerPool([plain.file], config=config).get_for_message(plain)
@@ -173,7 +180,7 @@ class _Types:
                 bad[row] = f"is not a message {message.DESCRIPTOR.full_name}: its bytes are not of Protobuf's wire format"
                 continue
             message.DiscardUnknownFields()
-            if self._has_moments and (fault := no_moment(message)) is not None:
+            if self._has_dates_or_times and (fault := invalid_date_or_time(message)) is not None:
                 found.append(None)
                 bad[row] = fault
                 continue

@@ -41,6 +41,7 @@ ROW = {"carrier": "UA", "delay": None, "price": 1.5, "legs": [{"to": "Rome"}], "
 CONTEXT = SerializationContext("flights", MessageField.VALUE)
 
 
+NEWER = "https://json-schema.org/draft/2020-12/schema"
 REFERS: dict[str, Any] = {"$ref": "#/$defs/x", "$defs": {"x": {"type": "object", "properties": {"a": INTEGER}}}}
 
 
@@ -71,9 +72,11 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
     ({"type": "array", "items": obj(a=STRING)}, "list<item: struct<a: string>>"),
     ({"allOf": [{"$ref": "#/$defs/x"}, obj(b=STRING)], "$defs": {"x": obj(a=INTEGER)}}, "struct<a: int64, b: string>"),
     ({**obj(c=STRING), "allOf": [obj(a=INTEGER)]}, "struct<c: string, a: int64>"),
-    ({**obj(c=STRING), **REFERS, "$schema": "https://json-schema.org/draft/2020-12/schema"}, "struct<c: string, a: int64>"),
+    ({**obj(c=STRING), **REFERS, "$schema": NEWER}, "struct<c: string, a: int64>"),
     ({**obj(c=STRING), **REFERS, "$schema": "http://json-schema.org/draft-07/schema#"}, "struct<a: int64>"),
     ({**obj(c=STRING), **REFERS}, "struct<a: int64>"),
+    ({"$schema": NEWER, "allOf": [{**obj(c=STRING), "$ref": "#/$defs/x"}, obj(d=STRING)], "$defs": REFERS["$defs"]},
+     "struct<a: int64, c: string, d: string>"),
     ({"allOf": [obj(a=STRING), {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}]}, "struct<a: string>"),
     ({"allOf": [obj(a=STRING), obj(a={"const": "x"})]}, "struct<a: string>"),
     (obj(a={"$ref": "#/$defs/x~1y%20z"}) | {"$defs": {"x/y z": STRING}}, "struct<a: string>"), (STRING, "string"),
