@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,6 +47,8 @@ def _usable(location: str) -> Iterator[None]:
     """Raises UsageError, naming the location, for what a filesystem, or the library of a store, raises in the body."""
     from headrace.connectors.files.store import is_local
 
+    if location.startswith("memory:"):  # fsspec's: gone with this process
+        raise UsageError(f"{location}: the memory of another process cannot be used: give a folder, or the URL of a store")
     try:
         yield
     except HeadraceError:
@@ -226,10 +227,11 @@ def export_command(
 
         _copy(checkpoint, target, export_to_jvm(checkpoint), stopped=stopped)
         return
+    from headrace.runners.local.storage.folder import local_folder
     from headrace.spark.checkpoints.copies import QUIET_S
     from headrace.spark.checkpoints.savepoints import export_to_run
 
-    typer.echo(export_to_run(checkpoint, Path(target), cluster, quiet_s=0.0 if stopped else QUIET_S))
+    typer.echo(export_to_run(checkpoint, local_folder(target), cluster, quiet_s=0.0 if stopped else QUIET_S))
     note("headrace run starts with it by --from-savepoint; do not start the query again alongside it")
 
 

@@ -1010,3 +1010,12 @@ def test_a_place_that_cannot_be_used_is_named(checkpoint, tmp_path, monkeypatch)
     monkeypatch.setattr("headrace.spark.checkpoints.logs.open_store", refuse)
     failed = command("fork", "s3://bucket/there", tmp_path / "copy").exception
     assert str(failed) == "s3://bucket/there: the checkpoint cannot be read or written there: LookupError: no credentials"
+
+
+def test_a_place_that_ends_with_the_command_is_refused(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "memory of another process" in str(command("fork", checkpoint, "memory://copy", "--stopped").exception)
+    assert "memory of another process" in str(command("show", "memory://query").exception)
+    refused = command("export", checkpoint, "s3://bucket/savepoints", "--to", "run", "--stopped").exception
+    assert isinstance(refused, UsageError)
+    assert not list(tmp_path.glob("s3:*"))
