@@ -106,7 +106,8 @@ def _cut(item: OffsetRange, parts: int) -> list[OffsetRange]:
 def _pack(pieces: list[OffsetRange], count: int, most: int) -> list[list[OffsetRange]]:
     """About this many tasks, as even as may be: the largest first, each into the task that has least (LPT scheduling).
 
-    One task more than there are cores would keep most of them waiting for it.
+    One task more than there are cores would keep most of them waiting for it. A piece of a large range takes half of a task
+    or more, so in the order of their largest pieces the tasks have every range in its order.
     """
     tasks: list[list[OffsetRange]] = [[] for _ in range(count)]
     loads = [(0, place) for place in range(count)]
@@ -118,11 +119,15 @@ def _pack(pieces: list[OffsetRange], count: int, most: int) -> list[list[OffsetR
         else:
             heapq.heapreplace(loads, (load + piece.size, place))
             tasks[place].append(piece)
-    return sorted((sorted(task, key=_place) for task in tasks if task), key=lambda task: _place(task[0]))
+    return sorted((sorted(task, key=_place) for task in tasks if task), key=lambda task: _place(max(task, key=_size)))
 
 
 def _place(piece: OffsetRange) -> tuple[str, int]:
     return piece.split_id, piece.start
+
+
+def _size(piece: OffsetRange) -> int:
+    return piece.size
 
 
 def packed(splits: Sequence[SplitT], parallelism: int | None) -> list[list[SplitT]]:

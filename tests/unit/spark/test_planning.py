@@ -171,6 +171,13 @@ def test_min_tasks_of_nothing_are_none():
     assert plan_tasks([OffsetRange("a", 3, 3)], min_tasks=2) == []
 
 
+def test_a_range_that_is_cut_is_in_order_over_tasks_that_it_shares():
+    tasks = plan_tasks(
+        [OffsetRange("a", 0, 1), OffsetRange("b", 0, 2), OffsetRange("c", 0, 1001)], max_task_records=1000, parallelism=1
+    )
+    assert tasks == [[OffsetRange("b", 0, 2), OffsetRange("c", 0, 500)], [OffsetRange("a", 0, 1), OffsetRange("c", 500, 1001)]]
+
+
 COUNTS = st.none() | st.integers(1, 50)
 
 
