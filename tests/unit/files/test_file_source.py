@@ -271,7 +271,7 @@ def test_rows_of_a_dictionary_are_decoded_a_batch_at_a_time(tmp_path, monkeypatc
 def test_a_piece_of_up_to_8_mib_takes_one_thread_and_one_call(tmp_path, monkeypatch, rows, most, threads):
     """A larger one is decoded in parts, its columns next to each other: what is decoded ahead has a bound."""
     monkeypatch.setattr("headrace.connectors.files.read.columnar._PIECE_BYTES", 8_000_000)
-    parquet(tmp_path / "a", pa.table({"a": pa.array(range(rows), "int64")}))
+    pq.write_table(pa.table({"a": pa.array(range(rows), "int64")}), tmp_path / "a", row_group_size=rows)
     decoded, read = [], pq.ParquetFile.iter_batches
 
     def iter_batches(file, *given, use_threads):
