@@ -28,6 +28,8 @@ _MOST_NODES = 10_000
 _LONGEST = 2**31 - 1
 _NO_NUMBERS = '"(?:NaN|-?Infinity)"'
 _NULLS_AND_NO_NUMBERS = f"null|{_NO_NUMBERS}"
+_Schemas = Sequence[tuple[Any, str]]
+"""Schemas that all hold for a value, each with the name of its document."""
 
 
 class JsonSchemaFormat(ValueFormat):
@@ -54,7 +56,7 @@ class JsonSchemaFormat(ValueFormat):
         at_least("header_bytes", header_bytes, 0)
         self._made_by = partial(JsonSchemaFormat, schema, references=references, fields=fields, header_bytes=header_bytes)
         documents = {"": _document(schema), **{name: _document(each) for name, each in (references or {}).items()}}
-        self._node = _Reader(documents).node(documents[""], "", "", None if fields is None else field_tree(fields))
+        self._node = _Reader(documents).node(((documents[""], ""),), "", None if fields is None else field_tree(fields))
         self._values = WholeNumbers(self._node.kind)
         self._header_bytes = header_bytes
 
@@ -135,6 +137,33 @@ class _Node:
         return found
 
 
+@dataclass(frozen=True)
+class _Limits:
+    """What schemas that all hold for a value say together. Each schema within them is given with its document's name.
+
+    `kinds`: the types it may have; None where no schema says it. `nullable` likewise. `schemas`: their identities.
+    """
+
+    kinds: Sequence[str] | None = None
+    nullable: bool | None = None
+    properties: Mapping[str, _Schemas] = field(default_factory=dict)
+    required: frozenset[str] = frozenset()
+    items: _Schemas = ()
+    schemas: frozenset[int] = frozenset()
+
+    def together(self, more: _Limits, path: str) -> _Limits:
+        """Raises UsageError where no type is in both."""
+        names = [*self.properties, *(name for name in more.properties if name not in self.properties)]
+        return _Limits(
+            _of_both(self.kinds, more.kinds, path),
+            more.nullable if self.nullable is None else self.nullable and more.nullable is not False,
+            {name: (*self.properties.get(name, ()), *more.properties.get(name, ())) for name in names},
+            self.required | more.required,
+            (*self.items, *more.items),
+            self.schemas | more.schemas,
+        )
+
+
 class _Reader:
     """Reads nodes of one document and of those that it refers to, by their names and their own `$id`."""
 
@@ -143,100 +172,97 @@ class _Reader:
         self._documents = documents
         self._names = {urldefrag(each).url: name for name, each in ids.items() if isinstance(each, str)}
         self._names |= {name: name for name in documents}
-        self._open: list[int] = []
+        self._open: frozenset[int] = frozenset()
         self._nodes = 0
 
-    def node(self, schema: Any, base: str, path: str, wanted: Mapping[str, Any] | None) -> _Node:  # noqa: ANN401 - JSON
-        """The node of a schema in the document `base`; `wanted`: which fields, as a tree (None: all)."""
-        self._nodes += 1
-        if self._nodes > _MOST_NODES:
-            raise UsageError(f"the JSON Schema has more than {_MOST_NODES} parts, each use counted")
-        if id(schema) in self._open:
-            raise UsageError(
-                f"the JSON Schema contains itself{_at(path)}, and no Arrow type does; ask only for fields without it"
-            )
-        self._open.append(id(schema))
+    def node(self, schemas: _Schemas, path: str, wanted: Mapping[str, Any] | None) -> _Node:
+        """The node of a value for which all these schemas hold; `wanted`: which fields, as a tree (None: all)."""
+        limits = self._all(schemas, path)
+        within = self._open
+        self._open = within | limits.schemas
         try:
-            return self._read(schema, base, path, wanted)
+            return self._read(limits, path, wanted)
         finally:
-            self._open.pop()
+            self._open = within
 
-    def _read(self, schema: Any, base: str, path: str, wanted: Mapping[str, Any] | None) -> _Node:  # noqa: ANN401 - JSON
-        if not isinstance(schema, dict):
-            raise _no_type(path, "allows any value")
-        if "$ref" in schema:
-            if "properties" in schema and self._applies_siblings(base):
-                more = {key: value for key, value in schema.items() if key != "$ref"}
-                parts = [{"$ref": schema["$ref"]}, *_list(more.get("allOf"))]
-                return self._together({**more, "allOf": parts}, base, path, wanted)
-            return self.node(*self._referred(schema["$ref"], base, path), path, wanted)
-        for word in ("oneOf", "anyOf"):
-            if word in schema:
-                return self._alternative(schema[word], base, path, wanted)
-        if "allOf" in schema:
-            return self._together(schema, base, path, wanted)
-        kinds, nullable = _kinds(schema, path)
-        match kinds:
+    def _read(self, limits: _Limits, path: str, wanted: Mapping[str, Any] | None) -> _Node:
+        nullable = bool(limits.nullable)
+        match limits.kinds:
+            case None:
+                raise _no_type(path, "allows any value")
             case []:
                 return _Node(pa.null(), nullable=True)
             case ["object"]:
-                return replace(self._object(schema, base, path, wanted), nullable=nullable)
+                return replace(self._object(limits, path, wanted), nullable=nullable)
             case ["array"]:
-                items = schema.get("items")
-                inner = self.node(items, base, f"{path}[]", wanted)
+                inner = self.node(limits.items, f"{path}[]", wanted)
                 return _Node(pa.list_(inner.kind), nullable, items=inner)
             case [kind]:
                 if wanted:
                     raise UsageError(f"field '{path}' is {kind}, and has no fields; asked for: {', '.join(wanted)}")
                 return _Node(_PLAIN[kind], nullable)
-        raise _no_type(path, f"may be {' or '.join(kinds)}")
+        raise _no_type(path, f"may be {' or '.join(limits.kinds)}")
 
-    def _object(self, schema: Mapping[str, Any], base: str, path: str, wanted: Mapping[str, Any] | None) -> _Node:
-        properties = schema.get("properties")
+    def _object(self, limits: _Limits, path: str, wanted: Mapping[str, Any] | None) -> _Node:
+        properties = limits.properties
         if wanted is not None and not wanted:
             return _Node(pa.struct([]), nullable=False)
-        if not isinstance(properties, dict) or not properties:
+        if not properties:
             raise _no_type(path, "is an object without named properties")
         unknown = [name for name in wanted or () if name not in properties]
         if unknown:
             raise UsageError(f"the JSON Schema has the fields {', '.join(properties)}{_at(path)}; asked for: {unknown[0]!r}")
         names = [name for name in properties if wanted is None or name in wanted]
         inner = {name: (wanted[name] or None) if wanted is not None else None for name in names}
-        fields = {name: self.node(properties[name], base, _inside(path, name), inner[name]) for name in names}
-        required = schema.get("required")
-        needed = {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
+        fields = {name: self.node(properties[name], _inside(path, name), inner[name]) for name in names}
         kind = pa.struct([(name, each.kind) for name, each in fields.items()])
-        return _Node(kind, nullable=False, fields=fields, required=frozenset(needed & fields.keys()))
+        return _Node(kind, nullable=False, fields=fields, required=limits.required & fields.keys())
 
-    def _alternative(self, branches: Any, base: str, path: str, wanted: Mapping[str, Any] | None) -> _Node:  # noqa: ANN401 - JSON
-        """One type, or null."""
+    def _all(self, schemas: _Schemas, path: str) -> _Limits:
+        limits = _Limits()
+        for schema, base in schemas:
+            limits = limits.together(self._limits(schema, base, path), path)
+        return limits
+
+    def _limits(self, schema: Any, base: str, path: str) -> _Limits:  # noqa: ANN401 - JSON
+        """Of one schema, with those that it refers to or is put together of."""
+        self._nodes += 1
+        if self._nodes > _MOST_NODES:
+            raise UsageError(f"the JSON Schema has more than {_MOST_NODES} parts, each use counted")
+        if not isinstance(schema, dict):
+            return _Limits()
+        if id(schema) in self._open:
+            raise UsageError(
+                f"the JSON Schema contains itself{_at(path)}, and no Arrow type does; ask only for fields without it"
+            )
+        within = self._open
+        self._open = within | {id(schema)}
+        try:
+            parts: list[tuple[Any, str]] = []
+            limits = _Limits(schemas=frozenset({id(schema)}))
+            if "$ref" in schema:
+                parts.append(self._referred(schema["$ref"], base, path))
+            if "$ref" not in schema or self._applies_siblings(base):
+                limits = replace(_own(schema, base, path), schemas=limits.schemas)
+                parts += [(each, base) for each in _list(schema.get("allOf"))]
+                for word in ("oneOf", "anyOf"):
+                    if word in schema:
+                        limits = limits.together(self._alternative(schema[word], base, path), path)
+            return limits.together(self._all(tuple(parts), path), path)
+        finally:
+            self._open = within
+
+    def _alternative(self, branches: Any, base: str, path: str) -> _Limits:  # noqa: ANN401 - JSON
+        """One type, or null. Of alternatives that only restrict an object further, nothing is known."""
         if not isinstance(branches, list):
             raise UsageError(f"this is not a JSON Schema: its alternatives{_at(path)} are not a list")
         others = [each for each in branches if not (isinstance(each, dict) and each.get("type") == "null")]
+        if len(others) > 1 and all(map(_restricts, others)):
+            return _Limits()
         if len(others) != 1:
             raise _no_type(path, f"is one of {len(others)} alternatives")
-        inner = self.node(others[0], base, path, wanted)
-        return replace(inner, nullable=inner.nullable or len(others) < len(branches))
-
-    def _together(self, schema: Mapping[str, Any], base: str, path: str, wanted: Mapping[str, Any] | None) -> _Node:
-        """Several objects' properties as one's; one schema alongside words that only restrict it is that one."""
-        parts = [(each, base) for each in _list(schema["allOf"])]
-        whole: dict[str, Any] = {key: value for key, value in schema.items() if key != "allOf"}
-        if len(parts) == 1 and "properties" not in whole:
-            return self.node(*parts[0], path, wanted)
-        while parts:
-            part, where = parts.pop(0)
-            while isinstance(part, dict) and "$ref" in part:
-                if self._applies_siblings(where):
-                    parts.insert(0, ({key: value for key, value in part.items() if key != "$ref"}, where))
-                part, where = self._referred(part["$ref"], where, path)
-            if not isinstance(part, dict) or where != base or part.get("type", "object") != "object" or _branches(part):
-                raise _no_type(path, "is put together of schemas that are not all objects of this one")
-            whole["type"] = "object"
-            whole["properties"] = _merged(_object(whole.get("properties")), _object(part.get("properties")))
-            whole["required"] = [*_list(whole.get("required")), *_list(part.get("required"))]
-            parts[:0] = [(each, where) for each in _list(part.get("allOf"))]
-        return self._read(whole, base, path, wanted)
+        inner = self._limits(others[0], base, path)
+        return replace(inner, nullable=True) if len(others) < len(branches) else inner
 
     def _applies_siblings(self, base: str) -> bool:
         """Whether words alongside a `$ref` count, as they do from JSON Schema 2019-09 on."""
@@ -263,14 +289,30 @@ class _Reader:
         return found, name
 
 
-def _kinds(schema: Mapping[str, Any], path: str) -> tuple[list[str], bool]:
+def _own(schema: Mapping[str, Any], base: str, path: str) -> _Limits:
+    """What a schema says itself, without those that it is put together of."""
+    if "prefixItems" in schema:
+        raise _no_type(path, "is an array whose first items have other schemas")
+    properties, required = schema.get("properties"), schema.get("required")
+    kinds, nullable = _kinds(schema, path)
+    return _Limits(
+        kinds,
+        nullable,
+        {name: ((each, base),) for name, each in properties.items()} if isinstance(properties, dict) else {},
+        frozenset(each for each in _list(required) if isinstance(each, str)),
+        ((schema["items"], base),) if "items" in schema else (),
+    )
+
+
+def _kinds(schema: Mapping[str, Any], path: str) -> tuple[list[str] | None, bool | None]:
     """The types that a value may have, and whether it may be null; those of its constants, if it says none."""
     said = schema.get("type")
-    if said is None and "properties" in schema:
-        said = "object"
     if said is None and ("enum" in schema or "const" in schema):
         constants = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
         said = sorted({_name_of(each) for each in constants})
+    nullable = True if schema.get("nullable") is True else None
+    if said is None:
+        return (["object"] if "properties" in schema else None), nullable
     kinds = [said] if isinstance(said, str) else said
     if not isinstance(kinds, list) or not kinds:
         raise _no_type(path, "allows any value")
@@ -279,7 +321,18 @@ def _kinds(schema: Mapping[str, Any], path: str) -> tuple[list[str], bool]:
     others = [each for each in kinds if each != "null"]
     if sorted(others) == ["integer", "number"]:
         others = ["number"]
-    return others, len(others) < len(kinds) or schema.get("nullable") is True
+    return others, nullable or len(others) < len(kinds)
+
+
+def _of_both(kinds: Sequence[str] | None, more: Sequence[str] | None, path: str) -> Sequence[str] | None:
+    """The types in both; an integer is a number, too. Raises UsageError where there are none, though each has some."""
+    if kinds is None or more is None:
+        return more if kinds is None else kinds
+    both = [each for each in kinds if each in more or (each == "integer" and "number" in more)]
+    both += [each for each in more if each == "integer" and "number" in kinds and each not in both]
+    if not both and kinds and more:
+        raise _no_type(path, f"has to be {' or '.join(kinds)} and {' or '.join(more)} at once")
+    return both
 
 
 def _list(value: object) -> list[Any]:
@@ -287,25 +340,10 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _object(value: object) -> Mapping[str, Any]:
-    """Nothing for what is none."""
-    return value if isinstance(value, dict) else {}
-
-
-def _branches(part: Mapping[str, Any]) -> bool:
-    """Whether alternatives of it bring fields, of which no one knows which a value has."""
-    alternatives = [each for word in ("oneOf", "anyOf") for each in _list(part.get(word))]
-    return any(isinstance(each, dict) and each.keys() & {"properties", "$ref", *_OF_PARTS} for each in alternatives)
-
-
-def _merged(properties: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """A property of both that is an object has the fields of both; of another the later one says more."""
-
-    def both(name: str) -> bool:
-        return all(isinstance(each.get(name), dict) and "properties" in each[name] for each in (properties, more))
-
-    together = {name: {"allOf": [properties[name], more[name]]} for name in more if both(name)}
-    return {**properties, **more, **together}
+def _restricts(branch: object) -> bool:
+    """Whether it says nothing of an object's fields and their types."""
+    said = {"properties", "items", "$ref", "enum", "const", *_OF_PARTS}
+    return isinstance(branch, dict) and branch.get("type", "object") == "object" and not branch.keys() & said
 
 
 def _name_of(value: Any) -> str:  # noqa: ANN401 - JSON

@@ -76,13 +76,35 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
     ({**obj(c=STRING), **REFERS, "$schema": "http://json-schema.org/draft-07/schema#"}, "struct<a: int64>"),
     ({**obj(c=STRING), **REFERS}, "struct<a: int64>"),
     ({"$schema": NEWER, "allOf": [{**obj(c=STRING), "$ref": "#/$defs/x"}, obj(d=STRING)], "$defs": REFERS["$defs"]},
-     "struct<a: int64, c: string, d: string>"),
+     "struct<c: string, a: int64, d: string>"),
+    ({**REFERS, "$schema": NEWER, "allOf": [obj(b=STRING)]}, "struct<a: int64, b: string>"),
+    ({**REFERS, "$schema": NEWER, "anyOf": [obj(b=STRING), {"type": "null"}]}, "struct<b: string, a: int64>"),
+    ({**obj(a=INTEGER), "anyOf": [obj(b=INTEGER)]}, "struct<a: int64, b: int64>"),
+    ({**obj(a=INTEGER), "oneOf": [{"type": "null"}, REFERS], "$defs": {"x": obj(b=INTEGER)}}, "struct<a: int64, b: int64>"),
+    ({"anyOf": [obj(a=INTEGER)], "allOf": [obj(b=INTEGER)]}, "struct<a: int64, b: int64>"),
+    ({"oneOf": [obj(a=INTEGER)], "anyOf": [obj(b=INTEGER)]}, "struct<a: int64, b: int64>"),
+    ({**obj(a=INTEGER), "anyOf": [{"required": ["a"]}, {"type": "object", "minProperties": 2}]}, "struct<a: int64>"),
+    (obj(a={"allOf": [{"type": "number"}, INTEGER, {"minimum": 0}]}), "struct<a: int64>"),
+    (obj(a={"allOf": [INTEGER, {"type": ["number", "null"]}]}), "struct<a: int64>"),
     ({"allOf": [obj(a=STRING), {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}]}, "struct<a: string>"),
     ({"allOf": [obj(a=STRING), obj(a={"const": "x"})]}, "struct<a: string>"),
     (obj(a={"$ref": "#/$defs/x~1y%20z"}) | {"$defs": {"x/y z": STRING}}, "struct<a: string>"), (STRING, "string"),
 ])  # fmt: skip
 def test_properties_are_columns(schema, kind):
     assert str(made(schema).arrow_type) == kind
+
+
+def test_a_null_is_allowed_where_all_schemas_of_a_field_allow_it():
+    may, must = {"type": ["string", "null"]}, {"minLength": 1}
+    schema = obj(a={"allOf": [may, must]}, b={"allOf": [may, STRING]}, c={"anyOf": [STRING, {"type": "null"}], **may})
+    written = made(schema).encode(pa.array([{"a": None, "b": None, "c": None}], made(schema).arrow_type))
+    assert written.to_pylist() == [b'{"a":null,"c":null}']
+
+
+def test_schemas_of_several_documents_are_put_together():
+    schema = {"allOf": [{"$ref": "leg.json"}, obj(b=STRING)]}
+    references = {"leg.json": json.dumps({**obj(a={"$ref": "#/$defs/x"}), "$defs": {"x": INTEGER}})}
+    assert str(made(schema, references=references).arrow_type) == "struct<a: int64, b: string>"
 
 
 def test_what_is_put_together_of_what_was_put_together_has_all_of_its_columns():
@@ -106,14 +128,15 @@ def test_what_is_put_together_of_what_was_put_together_has_all_of_its_columns():
     (obj(a={"type": "text"}), "there is no type 'text' at field 'a'"),
     (obj(a={"$ref": "#"}), "contains itself at field 'a'"),
     (obj(a={"$ref": "#/a"}) | {"a": {"$ref": "#/a"}}, "contains itself at field 'a'"),
-    (obj(a={"allOf": [{"$ref": "#/a"}, {}]}) | {"a": {"$ref": "#/a"}}, "leads to itself"),
+    (obj(a={"allOf": [{"$ref": "#/a"}, {}]}) | {"a": {"$ref": "#/a"}}, "contains itself at field 'a'"),
     (obj(a={"$ref": "#/no"}), "refers to '#/no' at field 'a', which there is not"),
     (obj(a={"$ref": "#anchor"}), "only paths such as #/definitions/x are followed"),
     (obj(a={"$ref": "other.json"}), "refers to 'other.json' at field 'a', which is not among its references"),
     (obj(a={"$ref": 5}), "a \\$ref at field 'a' is not text"),
-    (obj(a={"allOf": [STRING, obj(b=STRING)]}), "not all objects"),
-    (obj(a={"allOf": [obj(b=STRING), {"oneOf": [obj(c=STRING), obj(d=STRING)]}]}), "not all objects"),
-    (obj(a={"allOf": [{"allOf": [STRING, STRING]}, obj(b=STRING)]}), "not all objects"),
+    (obj(a={"allOf": [STRING, obj(b=STRING)]}), "has to be string and object at once at field 'a'"),
+    (obj(a={"allOf": [obj(b=STRING), {"oneOf": [obj(c=STRING), obj(d=STRING)]}]}), "is one of 2 alternatives at field 'a'"),
+    (obj(a={"allOf": [{"allOf": [STRING, STRING]}, obj(b=STRING)]}), "has to be string and object at once at field 'a'"),
+    (obj(a={"type": "array", "prefixItems": [STRING], "items": INTEGER}), "first items have other schemas at field 'a'"),
 ])  # fmt: skip
 def test_what_has_no_column_is_refused_by_name_and_its_neighbours_are_read(schema, words):
     with pytest.raises(UsageError, match=words):
