@@ -48,6 +48,13 @@ class Identity:
             return ("headers",)
         return ("partition", "offset") if self.field is RecordField.POSITION else (self.field.value,)
 
+    @property
+    def nothing(self) -> bytes | None:
+        """The hash of a record without the key, or without all of the headers. A value that is null is one, a tombstone."""
+        if not self.headers and self.field is not RecordField.KEY:
+            return None
+        return identity_hash((None,) * max(1, len(self.headers)))
+
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, ...]]:
         if not self.headers:
             yield from cells_of(batch, self.columns)
@@ -114,13 +121,15 @@ class RecordFault(StrEnum):
 
 @dataclass(slots=True)
 class TopicCounts:
-    """The counts. Add all of the input first."""
+    """The counts. Add all of the input first. `nothing`: the hash of a record that is not identified (`Identity.nothing`)."""
 
+    nothing: bytes | None = None
     records_in: int = 0
     records_out: int = 0
     duplicates: int = 0
     foreign: int = 0
     repeated: int = 0  # records of the input beyond the first of their identity
+    unidentified: int = 0  # records of both
     _balance: dict[bytes, int] = field(default_factory=dict)
 
     @property
@@ -134,6 +143,7 @@ class TopicCounts:
             balance[item] = count + 1
             self.records_in += 1
             self.repeated += count > 0
+            self.unidentified += item == self.nothing
 
     def add_output(self, hashes: Iterable[bytes]) -> Iterator[tuple[int, RecordFault]]:
         """Count down; yields the index of each unexpected record."""
@@ -141,6 +151,7 @@ class TopicCounts:
         for index, item in enumerate(hashes):
             count = balance.get(item)
             self.records_out += 1
+            self.unidentified += item == self.nothing
             if count is None:
                 self.foreign += 1
                 yield index, RecordFault.FOREIGN

@@ -103,7 +103,7 @@ def replay_command(
     topic: Topic,
     *,
     checkpoints: Annotated[
-        Path, typer.Option(file_okay=False, help="Where the checkpoints are, of this replay alone. With it a replay continues.")
+        str, typer.Option(help="The folder of the checkpoints, of this replay alone. With it a replay continues.")
     ],
     to: Annotated[str | None, typer.Option(help="Write all to this topic. Default: where each came from.")] = None,
     max_replays: Annotated[
@@ -124,15 +124,17 @@ def replay_command(
     from headrace.cli.run_report import text_report
     from headrace.connectors.kafka.write.sink import KafkaSink
     from headrace.runners.local.processes import forked_apart
+    from headrace.runners.local.storage.folder import local_folder
     from headrace.runners.local.supervisor import supervise
     from headrace.runners.pipeline import PickledPipeline, PipelineSpec
 
+    folder = local_folder(checkpoints)
     given = client.client_properties()
     reader = TopicReader(client.connect(), given)
     sink = KafkaSink(given["bootstrap.servers"], properties=given, transactional_id_prefix=prefix, commit_topic=commit_topic)
     replay = Replay(sink, topic, selection.wanted(), max_replays, to)
     source = replace(reader.source(topic, COLUMNS), fail_on_data_loss=False)  # retention may have deleted unread ones
-    with own_folder(checkpoints, replay) as settings:
+    with own_folder(folder, replay) as settings:
         pipeline = PickledPipeline.of(PipelineSpec(source, sink, replay))
         supervise(pipeline, settings, forked_apart, text_report(settings.folder))
     reader.note_hidden(topic)

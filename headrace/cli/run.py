@@ -82,7 +82,7 @@ def run_command(
 
 def savepoint_command(
     checkpoints: Checkpoints,
-    target: Annotated[Path, typer.Argument(file_okay=False, help="The folder for the savepoint; made if need be.")],
+    target: Annotated[str, typer.Argument(help="The folder for the savepoint; made if need be.")],
     *,
     pipeline: Annotated[
         str | None, typer.Option(help="The run's file and variable, job.py:pipeline: finish what a run that has died orphaned.")
@@ -98,10 +98,11 @@ def savepoint_command(
     """
     from headrace.enumerator.errors import StateError
     from headrace.runners.local.savepoints import take_savepoint
+    from headrace.runners.local.storage.folder import local_folder
     from headrace.runners.local.storage.places import run_files, whole_name
     from headrace.runners.waiting import wait_until
 
-    checkpoints, target = whole_name(checkpoints), target.absolute()  # before the user's file may change the working folder
+    checkpoints, folder = whole_name(checkpoints), local_folder(target)  # before the user's file may change the working folder
     if pipeline is not None:
         from headrace.runners.job_file import PipelineFile
         from headrace.runners.local.finish import finish
@@ -110,7 +111,7 @@ def savepoint_command(
     taken: list[Path] = []
     try:
         wait_until(
-            lambda: taken.append(take_savepoint(run_files(checkpoints), target)),
+            lambda: taken.append(take_savepoint(run_files(checkpoints), folder)),
             "the checkpoint's transactions to be committed",
             30.0,  # without a run running they never are, but by --pipeline
         )

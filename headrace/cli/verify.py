@@ -126,9 +126,12 @@ class Comparison:
     identity: Identity
     order: OrderCheck | None
     most_examples: int
-    counts: TopicCounts = field(default_factory=TopicCounts)
+    counts: TopicCounts = field(init=False)
     examples: dict[str, list[Sequence[object]]] = field(default_factory=dict)
     lost: int = 0
+
+    def __post_init__(self) -> None:
+        self.counts = TopicCounts(self.identity.nothing)
 
     def read(self, topics: TopicReader, before: str, output: Iterable[pa.RecordBatch], by: Identity | RowIdentity) -> None:
         """Read the topic and the output; and the topic again, as far as needed, to name lost records."""
@@ -203,6 +206,8 @@ def verify_command(
     `epoch` (job, epoch, committed, aborted, open, unknown, partially committed or not). The last line is
     `N records in, N out, D duplicates, L lost, F foreign`.
 
+    Records without the key or the headers that are asked for end it with status 1, too: they are not compared.
+
     Records are identified by a hash of 128 bits; each takes about 150 bytes of memory. Run it when the job has caught up.
     Partially committed epochs (some transactions committed, others aborted) can be detected for a job's last epoch only, while
     its list is incomplete.
@@ -210,6 +215,9 @@ def verify_command(
     table = tables.named(context, *_FOR_BOTH)
     if table is None and after is None:
         raise UsageError("give --output, --delta or --iceberg")
+    given_by = context.get_parameter_source("identity")
+    if id_header and given_by is not None and given_by.name == "COMMANDLINE":
+        raise UsageError("give either --id-header or --by: a record is identified by one of them")
     by = Identity(identity, tuple(id_header or ()))
     rows_by = None if table is None else _row_identity(by, columns)
     if table is None and (columns is not None or by.field is RecordField.POSITION):
@@ -241,15 +249,18 @@ def _row_identity(by: Identity, columns: str | None) -> RowIdentity:
 
 
 def _report(comparison: Comparison, partial: int) -> None:
-    """Print what was found. Raises typer.Exit if anything is wrong."""
+    """Print what was found. Raises typer.Exit if anything is wrong, or could not be compared."""
     for finding, rows in comparison.examples.items():
         show(Listing(finding, finding.capitalize(), ("topic", "partition", "offset", "identity"), rows))
     disorder = _report_order(comparison.order)
     counts = comparison.counts
     if counts.repeated:
         note(f"{counts.repeated} input records repeat an identity: such records are counted, not distinguished")
+    if counts.unidentified:
+        missing = f"header {' or '.join(by.headers)}" if (by := comparison.identity).headers else "key"
+        note(f"{counts.unidentified} records of both have no {missing}: they are counted, and not identified")
     typer.echo(counts.summary(comparison.lost))
-    if comparison.lost or counts.duplicates or counts.foreign or partial or disorder:
+    if counts.unidentified or comparison.lost or counts.duplicates or counts.foreign or partial or disorder:
         raise typer.Exit(1)
 
 
@@ -278,4 +289,4 @@ def _report_order(order: OrderCheck | None) -> int:
     note(
         f"{order.violations} records are out of order: behind a later one of the same input partition, in one output partition"
     )
-    return order.violations
+    return order.violations + order.unmarked

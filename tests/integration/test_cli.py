@@ -263,6 +263,19 @@ def test_records_are_reported_apart_by_key_or_by_headers(run, broker, source, ou
     assert run(*names).out.endswith("3 records in, 3 out, 0 duplicates, 3 lost, 3 foreign\n")
 
 
+@pytest.mark.parametrize(("options", "missing"), [
+    (("--id-header", "orderid"), "6 records of both have no header orderid"),
+    (("--by", "key"), "6 records of both have no key"),
+    (("--origin-headers", "topic,partition,offset"), "3 output records have no origin headers"),
+])  # fmt: skip
+def test_what_could_not_be_compared_is_no_success(run, broker, source, out, options, missing):
+    for topic in (source, out):
+        write_records(broker.bootstrap, topic, [{"value": b"%d" % n, "headers": [("order_id", b"%d" % n)]} for n in range(3)])
+    ran = run("verify", "--input", source, "--output", out, *options)
+    assert (ran.status, ran.out) == (1, "3 records in, 3 out, 0 duplicates, 0 lost, 0 foreign\n")
+    assert missing in ran.err
+
+
 def test_disorder_is_found_where_the_output_says_where_it_came_from(run, broker, source, out):
     write(broker.bootstrap, source, [b"0", b"1", b"2"])
     headers = [[("t", source.encode()), ("p", b"0"), ("o", b"%d" % offset)] for offset in range(3)]

@@ -5,6 +5,7 @@ A code that the table does not have, such as one that a newer broker invents, be
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from headrace.connectors.kafka.client.error_codes import ErrorCode, error_name
@@ -73,9 +74,11 @@ class GroupInUseError(BrokerError):
 class UnknownTopicError(RetriableError):
     """Topics that no broker knows (yet, or any more). `topics` holds their names."""
 
-    def __init__(self, topics: frozenset[str]) -> None:
+    def __init__(self, topics: Collection[str]) -> None:
         """`topics`: their names."""
-        self.topics = topics
+        if isinstance(topics, str):  # Beam makes errors again by their texts, and a RuntimeError where that is refused
+            raise TypeError("topics is a set of names, not a text")
+        self.topics = frozenset(topics)
         names = ", ".join(repr(name) for name in sorted(topics))
         why = "misspelt, deleted, or hidden because Describe was not granted"
         super().__init__(f"no broker knows the topic {names}; it may be {why}")

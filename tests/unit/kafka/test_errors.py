@@ -1,4 +1,6 @@
 import pickle
+from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from kafka.errors import kafka_errors
@@ -18,6 +20,7 @@ from headrace.enumerator.errors import (
     CorruptDataError,
     DataLossError,
     FencedError,
+    HeadraceError,
     RetriableError,
     UsageError,
     is_retriable,
@@ -82,6 +85,21 @@ def test_errors_travel_between_processes_with_their_notes(error):
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
     assert (str(copy), vars(copy), copy.__notes__) == (str(error), vars(error), ["what to do"])
+
+
+def subclasses(of: type[Exception]) -> Iterator[type[Exception]]:
+    for each in of.__subclasses__():
+        yield from (each, *subclasses(each))
+
+
+def test_errors_made_again_by_their_text_keep_it_or_refuse():
+    """Beam adds the name of the step to an error's text, and takes a RuntimeError where the type refuses that."""
+    texts = {}
+    for kind in set(subclasses(HeadraceError)):
+        with suppress(TypeError):
+            texts[kind] = str(kind("what happened [while running 'Write']"))
+    assert set(texts.values()) == {"what happened [while running 'Write']"}
+    assert UnknownTopicError not in texts
 
 
 def test_data_loss_names_what_is_lost():
