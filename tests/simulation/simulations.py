@@ -59,11 +59,11 @@ SIMULATIONS = (
         "given back": 35, "check failed": 70, "stale epoch refused": 17, "tasks refused": 14, "epoch skipped": 70, "again": 17,
         "expired PREPARED": 175, "expired OPEN": 35, "expired listed": 7, **{f"killed {phase}": 2 for phase in _KILLED},
     }),
-    Searched(SPARK, 1500, spark.IN_SPARK, {
+    Searched(SPARK, 700, spark.IN_SPARK, {
         "batch": 2000, "restart": 500, "zombie driver": 150, "rewind": 20, "stale epoch refused": 3, "executor lost": 200,
         "speculation": 300, "stage again": 200, "stage failed": 25, "stage cancelled": 3, "late task": 80,
-        "driver killed in a commit": 50, "meanwhile": 100, "claim": 1300, "completed, and not run again": 100,
-        "commit: FencedError": 30, "commit: SupersededError": 200, "commit: PeerError": 10, "abort": 30,
+        "driver killed in a commit": 50, "meanwhile": 100, "claim": 900, "completed, and not run again": 40,
+        "commit: FencedError": 30, "commit: SupersededError": 140, "commit: PeerError": 10, "abort": 30,
         "abort of a recorded batch": 40, "expired PREPARED": 40, "expired listed": 7, "commit log has it": 5,
         "query: DataLossError": 15, "query: LogTruncatedError": 2, "query: OutageError": 30, "task: StaleEpochError": 30,
         "topic recreated": 20, "topic forgotten": 300, "new leader": 300, "retention": 30, "outage": 200,

@@ -76,7 +76,7 @@ class UnknownTopicError(RetriableError):
 
     def __init__(self, topics: Collection[str]) -> None:
         """`topics`: their names."""
-        if isinstance(topics, str):  # Beam makes errors again by their texts, and a RuntimeError where that is refused
+        if isinstance(topics, str):  # an engine makes errors again by their texts, and a RuntimeError if that is refused
             raise TypeError("topics is a set of names, not a text")
         self.topics = frozenset(topics)
         names = ", ".join(repr(name) for name in sorted(topics))
