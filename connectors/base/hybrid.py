@@ -135,10 +135,9 @@ class HybridSource(StagedSource[HybridSplit]):
     def schema(self) -> pa.Schema:
         """That of the stages; all columns may be null. Raises UsageError where they differ, and what a stage's raises."""
         if self._schema is None:
-            sources = [(number, stage) for number, stage in enumerate(self.stages) if isinstance(stage, Source)]
-            self._schema = pa.schema([pa.field(field.name, field.type) for field in sources[0][1].schema])
-            for number, source in sources[1:]:
+            for number, source in self.known_stages().items():
                 self._check_columns(number, source)
+            assert self._schema is not None, "the first stage is a source"
         return self._schema
 
     @property
@@ -188,8 +187,7 @@ class HybridSource(StagedSource[HybridSplit]):
         return {number: stage for number, stage in enumerate(self.stages) if isinstance(stage, Source)}
 
     def create_discovery(self) -> HybridDiscovery:
-        """The discoveries of the stages, one after another. Raises UsageError for columns that differ."""
-        _ = self.schema
+        """The discoveries of the stages, one after another. At the first one columns that differ are refused."""
         return HybridDiscovery(self)
 
     def create_reader(self) -> HybridReader:
@@ -271,7 +269,9 @@ class HybridSource(StagedSource[HybridSplit]):
             )
 
     def _check_columns(self, stage: int, source: Source[Any]) -> None:
-        wanted, schema, name = self.schema, source.schema, source.name
+        """The first that is asked for has the columns for all: after a restore, files of earlier stages may be gone."""
+        schema, name = source.schema, source.name
+        wanted = self._schema = self._schema or _nullable(schema)
         for place in range(max(len(wanted), len(schema))):
             both = [each.field(place) if place < len(each) else None for each in (wanted, schema)]
             texts = ["no column" if field is None else f"{field.name!r} of {field.type}" for field in both]
@@ -302,11 +302,14 @@ class HybridSplitSerializer(SplitSerializer[HybridSplit]):
         }
 
     def deserialize(self, version: int, data: JsonObject) -> HybridSplit:
-        """Raises StateError if the stage is of another kind of source now."""
+        """Raises StateError if the stage is of another kind of source now, or cannot be made."""
         if version != 1:
             raise ValueError(f"no HybridSplit was ever written in version {version}")
         stage, end = stored_number(data["stage"]), data["end"]
-        source = self._source.source_of(stage, end)
+        try:
+            source = self._source.source_of(stage, end)
+        except UsageError as error:  # a ValueError, for which damaged data would be blamed
+            raise StateError(f"the source of stage {stage}, of which the state is, cannot be made: {error}") from error
         check_name(stage, data["source"], source)
         inner = source.split_serializer
         return HybridSplit(stage, end, inner.deserialize(readable_version(data["version"], inner.version), data["split"]))
@@ -330,7 +333,9 @@ class HybridDiscovery(StagedDiscovery[HybridSplit]):
         if self._current is not None and self._current[:2] == (number, end):
             return self._current[2]
         source = self._source.source_of(number, end)
-        if stage is not None:
+        if stage is None:
+            _ = self._source.schema
+        else:
             check_name(number, stage.source, source)
         self.close()
         inner = source.create_discovery()
@@ -407,7 +412,6 @@ class HybridReader(SourceReader[HybridSplit]):
 
     def __init__(self, source: HybridSource) -> None:
         self._source = source
-        self._schema = source.schema
         self._readers: dict[int, _StageReader] = {}
         self._ends: dict[int, JsonObject | None] = {}
         self._linger_s = 0.0
@@ -440,7 +444,7 @@ class HybridReader(SourceReader[HybridSplit]):
                 self._readers[number] = self._readers.pop(number)  # to the end, so that the others are not starved
                 stage.splits -= batch.finished
                 split = HybridSplit(number, self._ends[number], batch.split)
-                return SplitBatch(split, self._relabelled(batch.records), batch.finished)
+                return SplitBatch(split, _relabelled(batch.records), batch.finished)
         return None
 
     def wake_up(self) -> None:
@@ -455,8 +459,12 @@ class HybridReader(SourceReader[HybridSplit]):
         while self._readers:
             self._readers.popitem()[1].reader.close()
 
-    def _relabelled(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """A column may not be null in one stage, and may in another."""
-        if records.schema.equals(self._schema):
-            return records
-        return pa.RecordBatch.from_arrays(records.columns, schema=self._schema)
+
+def _relabelled(records: pa.RecordBatch) -> pa.RecordBatch:
+    """A column may not be null in one stage, and may in another."""
+    columns = _nullable(records.schema)
+    return records if records.schema.equals(columns) else pa.RecordBatch.from_arrays(records.columns, schema=columns)
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(field.name, field.type) for field in schema])

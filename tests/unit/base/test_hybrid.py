@@ -253,6 +253,11 @@ OTHER = bounded(LOG).with_columns(["split", "value"])
 END = {"facts": 1}
 
 
+def compared(source: Hybrid) -> Hybrid:
+    assert len(source.schema) == 3
+    return source
+
+
 @pytest.mark.parametrize(("make", "said"), [
     (lambda: Hybrid(MemorySource(LOG), then=bounded(LOG)), "stage 0, source 'memory', has no end, so that nothing can follow"),
     (lambda: Hybrid(bounded(LOG), then=[MemorySource(LOG), bounded(LOG)]), "stage 1, source 'memory', has no end"),
@@ -261,9 +266,9 @@ END = {"facts": 1}
     (lambda: Hybrid(bounded(LOG), then=MemorySource(LOG), boundedness=Boundedness.BOUNDED), "'memory' is unbounded: leave"),
     (lambda: Hybrid(bounded(LOG), then=OTHER).schema,
         "column 1 is 'offset' of int64 in the first source, and 'value' of string in stage 1, source 'memory'"),
-    (lambda: Hybrid(OTHER, then=bounded(LOG)).create_discovery(), "column 1 is 'value' of string in the first source"),
+    (lambda: Hybrid(OTHER, then=bounded(LOG)).create_discovery().at(None), "column 1 is 'value' of string in the first source"),
     (lambda: Hybrid(OTHER, then=bounded(LOG).with_columns(["split"])).schema, "column 1 is .* and no column in stage 1"),
-    (lambda: Hybrid(bounded(LOG), then=lambda _: OTHER).source_of(1, END), "column 1 is 'offset'"),
+    (lambda: compared(Hybrid(bounded(LOG), then=lambda _: OTHER)).source_of(1, END), "column 1 is 'offset'"),
     (lambda: Hybrid(bounded(LOG), then=lambda end: end.newest).source_of(1, END),
         r"stage 1 of a hybrid source has failed with SourceEnd\(facts={'facts': 1}\): AttributeError: the end of this"),
     (lambda: Hybrid(bounded(LOG), then=lambda _: 7).source_of(1, END), "1 of a hybrid source has given 7, and not one"),
@@ -353,3 +358,31 @@ def test_files_then_the_topic_that_they_were_written_from(fake_kafka, tmp_path):
     (tmp_path / "none").mkdir()
     nothing = FileSource(str(tmp_path / "none"), format="text")
     assert nothing.end(nothing.create_discovery().initial().cursor, []) == {"newest_modified_ms": None}
+
+
+def test_behind_the_switch_the_files_may_be_gone(fake_kafka, tmp_path):
+    """Regression: the columns were those that files have without a schema, also after `after_read` had removed them."""
+    fake_kafka.create_topic("lines")
+    (tmp_path / "a.jsonl").write_text('{"value": "1"}\n')
+
+    def source(**options) -> Hybrid:
+        given = {"topics": ["lines"], "columns": ["value"], "value": StringFormat(), "start": Timestamp(0), **options}
+        return Hybrid(FileSource(str(tmp_path), format="jsonl"), then=lambda _: KafkaSource(fake_kafka.bootstrap, **given))
+
+    def read_one(checkpoint: bytes | None) -> tuple[str, bytes]:
+        with EmbeddedRun(source(), clock=time.monotonic, checkpoint=checkpoint) as run:
+            while (batch := run.poll(1.0)) is None or not batch.records.num_rows:
+                pass
+            return batch.records.column("value")[0].as_py(), checkpointed(run)
+
+    value, data = read_one(None)
+    assert value == "1"
+    fake_kafka.append("lines", NewRecord(value=b"2"))
+    value, data = read_one(data)
+    assert value == "2"
+    (tmp_path / "a.jsonl").unlink()
+    fake_kafka.append("lines", NewRecord(value=b"3"))
+    assert read_one(data)[0] == "3"
+    with pytest.raises(StateError, match=r"source of stage 1, .* cannot be made: .*'valeu'") as wrong:
+        EmbeddedRun(source(columns=["valeu"]), clock=time.monotonic, checkpoint=data)
+    assert "damaged" not in str(wrong.value)
