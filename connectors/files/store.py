@@ -368,11 +368,17 @@ def is_local(path: str) -> bool:
     return _SCHEME.match(path) is None
 
 
+def check_no_password(address: str) -> None:
+    """Raise UsageError for a store's address that has one."""
+    scheme, _, rest = address.partition(":")
+    if _PASSWORD.search(rest):
+        raise UsageError(f"{scheme}://...: a password in an address is printed with it: give it among the storage options")
+
+
 def _check_url(path: str) -> None:
     """Hadoop takes `scheme:/folder`, fsspec takes it for a local name, and a scheme of one letter for a drive of Windows."""
     scheme, rest = path.split(":", 1)
-    if _PASSWORD.search(rest):
-        raise UsageError(f"{scheme}://...: a password in an address is printed with it: give it among the storage options")
+    check_no_password(path)
     if len(scheme) == 1 or not rest.startswith("//"):
         raise UsageError(
             f"{path}: this names no filesystem. Write an address of fsspec, like s3://bucket/folder; for a folder that is "

@@ -30,7 +30,7 @@ from pyarrow import fs
 
 from headrace.connectors.base.arguments import text, texts
 from headrace.connectors.files.formats import columns_with_bounds, has_codec
-from headrace.connectors.files.store import is_local, normal_path
+from headrace.connectors.files.store import check_no_password, is_local, normal_path
 from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
 from headrace.connectors.tables.metadata_folder import jobs_in, refused_by_store
@@ -93,6 +93,7 @@ class DeltaSink(OpenTableSink):
         """Check, and make a local path absolute."""
         if not text("uri", self.uri):
             raise UsageError("a Delta table needs a path or an address")
+        check_no_password(self.uri)
         local = is_local(self.uri) or self.uri.startswith("file:")
         object.__setattr__(self, "uri", normal_path(self.uri) if local else self.uri.rstrip("/"))
         super().__post_init__()

@@ -40,6 +40,7 @@ from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId, T
 from pyiceberg.typedef import Record
 
 from headrace.connectors.base.arguments import mapping, text
+from headrace.connectors.files.store import check_no_password
 from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.iceberg_files import read_as_it_is
 from headrace.connectors.tables.iceberg_partitions import TablePartition
@@ -83,6 +84,7 @@ class IcebergSink(OpenTableSink):
             raise UsageError(f"an Iceberg table is named namespace.table, not {self.table!r}")
         super().__post_init__()
         _check_address(text("the catalog's uri", self.catalog.get("uri", "")))
+        check_no_password(text("the catalog's warehouse", self.catalog.get("warehouse", "")))
         if self.compression not in ("none", "snappy", "zstd", "gzip", "lz4", "brotli"):
             raise UsageError(f"compression must be none, snappy, zstd, gzip, lz4 or brotli, not {self.compression!r}")
 

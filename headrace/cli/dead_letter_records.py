@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.cli.output import instant
+from headrace.cli.output import instant, one_line
 from headrace.connectors.base.dead_letters import DeadLetter, letter_of, replayed_headers
 from headrace.connectors.base.outputs import WrongOutputError
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC
@@ -115,8 +115,8 @@ class DeadLetterCounts:
 
     def rows(self) -> Sequence[Sequence[object]]:
         """Topic, reason, count, first and last time, the most frequent first within each topic."""
-        found = [(*key, each.records, instant(each.first_ms), instant(each.last_ms)) for key, each in self.by_reason.items()]
-        return sorted(found, key=lambda row: (row[0], -row[2], row[1]))
+        found = sorted(self.by_reason.items(), key=lambda each: (each[0][0], -each[1].records, each[0][1]))
+        return [(*map(one_line, key), each.records, instant(each.first_ms), instant(each.last_ms)) for key, each in found]
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Generic
 
-from headrace.enumerator.errors import UsageError, is_retriable
-from headrace.enumerator.source import ALL_SPLITS, DiscoveryResult, IncrementalDiscovery, Source, SourceReader
+from headrace.enumerator.errors import StateError, UsageError, is_retriable
+from headrace.enumerator.source import ALL_SPLITS, Boundedness, DiscoveryResult, IncrementalDiscovery, Source, SourceReader
 from headrace.enumerator.source_driver import FailureLog
 from headrace.enumerator.split import SizedSplit, SplitT
 from headrace.runners.spark.planning import packed
@@ -203,7 +203,13 @@ class SplitPlanner(SourcePlanner[SplitT]):
 
     def _over(self, reading: SplitReading[SplitT]) -> Unread[SplitT]:
         """What is left when the reading is over, as it is: Spark asks for the next one only then."""
-        backlog = Unread(reading.unread, reading.finished, reading.cursor, reading.more, reading.exhausted)
+        exhausted = reading.exhausted and self._source.boundedness is Boundedness.BOUNDED
+        if reading.exhausted and not exhausted and self._forgets(reading):
+            raise StateError(
+                f"the checkpoint is of a bounded source, of which all splits are found, and {self._source.name!r} is unbounded "
+                "now: which of its splits were read is not known any more. Start with a new checkpoint"
+            )
+        backlog = Unread(reading.unread, reading.finished, reading.cursor, reading.more, exhausted)
         if self._ends is None:
             return replace(backlog, finished=self._remembered(reading, reading.splits))
         recorded = self._closed(self._ends, reading)
@@ -239,9 +245,14 @@ class SplitPlanner(SourcePlanner[SplitT]):
 
     def _remembered(self, reading: SplitReading[SplitT], finished: Sequence[SplitT]) -> tuple[SplitT, ...]:
         """Finished splits are remembered only for a discovery that would find them again."""
-        if isinstance(self._discovery, IncrementalDiscovery) or (reading.exhausted and not self._read.keeps_finished):
+        if isinstance(self._discovery, IncrementalDiscovery) or self._forgets(reading):
             return ()
         return (*reading.finished, *finished)
+
+    def _forgets(self, reading: SplitReading[SplitT]) -> bool:
+        """Whether finished splits left the state when all were found, which a discovery without a cursor would find again."""
+        has_cursor = isinstance(self._discovery, IncrementalDiscovery)
+        return reading.exhausted and not has_cursor and not self._read.keeps_finished
 
     def _first_look(self) -> Unread[SplitT]:
         discovery = self._starting()

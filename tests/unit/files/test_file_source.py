@@ -33,6 +33,7 @@ from headrace.connectors.files.read.lines import (
     as_lines,
     line_blocks,
 )
+from headrace.delta import DeltaSink
 from headrace.enumerator.errors import (
     AuthenticationError,
     CorruptDataError,
@@ -43,6 +44,7 @@ from headrace.enumerator.errors import (
     UsageError,
 )
 from headrace.files import Csv, FileSink, FileSource
+from headrace.iceberg import IcebergSink
 from tests.helpers.reading_files import batches, found, rows
 
 AB = pa.schema([("a", pa.int64()), ("b", pa.string())])
@@ -1078,7 +1080,11 @@ def test_what_cannot_be_honoured_is_refused(arguments, message):
         FileSource("/in", **arguments)
 
 
-@pytest.mark.parametrize("made", [FileSource, FileSink])
+def warehouse(address: str) -> IcebergSink:
+    return IcebergSink("a.b", {"type": "sql", "uri": "sqlite://", "warehouse": address})
+
+
+@pytest.mark.parametrize("made", [FileSource, FileSink, DeltaSink, warehouse])
 def test_a_password_in_an_address_is_refused_and_not_shown(made):
     with pytest.raises(UsageError, match="a password in an address is printed with it") as error:
         made("sftp://user:guessme@host/in")

@@ -18,7 +18,8 @@ from headrace.connectors.base.sink import content_number, numbered_content
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import DataLossError, DeadlineExceededError, OutageError, RetriableError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.source import SplitBatch
+from headrace.enumerator.source import Boundedness, DiscoveryResult, SplitBatch
+from headrace.files import FileSource
 from headrace.runners.local.savepoints import Savepoint
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.planning import OPENING_BYTES, TASK_BYTES, packed
@@ -27,7 +28,7 @@ from headrace.runners.spark.split_state import ROWS_FOLDER, STAGE
 from headrace.runners.spark.split_stream import PlannedTask, SplitPlanner, SplitRead
 from headrace.runners.spark.split_tasks import TaskLimits
 from headrace.runners.spark.tasks import check_memory, read_splits
-from tests.helpers.split_sources import Feed, Piece, Pile, Shelf, ShelfReader, Sight
+from tests.helpers.split_sources import Feed, FeedDiscovery, Piece, Pile, Shelf, ShelfReader, Sight
 
 
 class Query:
@@ -579,6 +580,44 @@ def test_the_state_does_not_grow_with_what_was_read(shelf: Shelf, pile: Query) -
         pile.batch()
     assert len(pile.offsets[-1]) < len(pile.offsets[1]) + 20
     assert json.loads(pile.offsets[-1])["body"]["cursor"] == {"found": 100}
+
+
+def test_a_source_that_was_bounded_and_watches_now_finds_what_comes(tmp_path: Path) -> None:
+    """Regression: the query went on, and read nothing more."""
+    (tmp_path / "a.txt").write_text("1\n")
+    query = Query(SplitRead(source=FileSource(str(tmp_path), format="text")))
+    assert query.batch() == ["1"]
+    (tmp_path / "b.txt").write_text("2\n")
+    query.restart()
+    assert query.batch() is None
+    query.read = SplitRead(source=FileSource(str(tmp_path), format="text", watch=True))
+    query.restart()
+    assert query.batch() == ["2"]
+
+
+class EndedDiscovery(FeedDiscovery):
+    def initial(self) -> DiscoveryResult[Piece]:
+        return replace(super().initial(), complete=True)
+
+
+class Ended(Feed):
+    """A feed of some splits, which are all found at the start."""
+
+    boundedness = Boundedness.BOUNDED
+
+    def create_discovery(self) -> EndedDiscovery:
+        return EndedDiscovery(self.shelf)
+
+
+def test_a_source_without_a_cursor_that_was_bounded_is_refused_when_it_is_so_no_more(shelf: Shelf, feed: Query) -> None:
+    shelf.add("a", "a0")
+    unbounded, feed.read = feed.read, replace(feed.read, source=Ended(shelf))
+    feed.restart()
+    assert feed.batch() == ["a0"]
+    feed.read = unbounded
+    feed.restart()
+    with pytest.raises(StateError, match="is of a bounded source, of which all splits are found, and 'feed' is unbounded now"):
+        feed.plan()
 
 
 def test_available_now_ends_though_new_splits_come(shelf: Shelf) -> None:
