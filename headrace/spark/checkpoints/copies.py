@@ -31,8 +31,26 @@ CopyPlan = Mapping[str, bytes]  # what differs from the checkpoint: files with o
 
 
 def fork(checkpoint: logs.SparkCheckpoint) -> CopyPlan:
-    """The same, for another query: exactly-once sinks tell the two apart, so both write all that comes."""
+    """The same, for another query: exactly-once sinks tell the two apart, so both write all that comes.
+
+    Raises StateError where the server of a source keeps one position, which both queries would move.
+    """
+    batch = None if checkpoint.last_planned is None else checkpoint.batch(None)
+    for source in batch.sources if batch is not None else ():
+        if source.text is not None and _source_name(source.text) == "postgresql-changes":
+            raise StateError(
+                f"source {source.name} reads a replication slot, and only one query can: start another query with another slot, "
+                "and a new checkpoint"
+            )
     return _new_query()
+
+
+def _source_name(text: str) -> object:
+    """The name of the source whose offsets these are; None where they do not have it."""
+    try:
+        return json.loads(text)["body"]["source"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def rewind(checkpoint: logs.SparkCheckpoint, to_batch: int) -> CopyPlan:

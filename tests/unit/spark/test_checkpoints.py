@@ -382,6 +382,16 @@ def test_a_fork_differs_by_its_query_alone(checkpoint, tmp_path):
     assert read_checkpoint(str(copy)).query_id != read_checkpoint(str(checkpoint)).query_id
 
 
+def test_of_a_query_that_reads_a_slot_no_fork_is_made(checkpoint):
+    """The server keeps one position of a slot: whichever query comes second would lose changes."""
+    planned = checkpoint / "offsets" / "5"
+    *head, _ = planned.read_text().split("\n")
+    planned.write_text("\n".join([*head, json.dumps({"format": "headrace-splits", "body": {"source": "postgresql-changes"}})]))
+    planned.with_name(".5.crc").unlink(missing_ok=True)
+    with pytest.raises(StateError, match="reads a replication slot, and only one query can"):
+        fork(read_checkpoint(str(checkpoint)))
+
+
 def test_a_fork_may_be_made_of_a_batch_that_is_not_committed(checkpoint, tmp_path):
     (checkpoint / "commits" / "5").unlink()
     assert read_checkpoint(str(copied(checkpoint, tmp_path, fork))).last_planned == 5
