@@ -48,7 +48,8 @@ class FileSource(Source[FileSplit]):
       them come within that time it is shorter.
     - `on_changed_file`: what becomes of a file that changes after it was found, or whose name is used again: "fail" (default)
       raises DataLossError; "ignore" keeps what was read; "reread" reads all of it again, where files are watched.
-    - `fail_on_data_loss`: whether a file that is gone before it was read raises DataLossError (default), or is left out.
+    - `fail_on_data_loss`: whether a file that is gone before it was read raises DataLossError (default), or is left out. Of a
+      bounded read that continues from a checkpoint also one that has changed: what is there is counted.
     - `on_bad_record`: what becomes of a line that is not of the schema, and of a file that cannot be read: "fail" (default)
       raises CorruptDataError; "keep" has nulls, and the columns badValue, badReason and deadLetter when they are asked for;
       "skip" leaves it out, and counts it. A file that is bad in its middle is one bad record, and is not read further.
