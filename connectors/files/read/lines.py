@@ -42,6 +42,7 @@ _AT_ONCE = max(2, min(pa.cpu_count(), 8))
 """Blocks that are parsed at once, each by one thread: by several, as pyarrow would, that takes a third more of CPU time."""
 _SERIAL = arrow_json.ReadOptions(use_threads=False, block_size=4 << 20)
 _BOM = b"\xef\xbb\xbf"
+_VALUE = "value"
 _LARGE = re.compile(rb"(?<![.\d])\d{19}")
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 _NO_ROW = "is not a row of these columns"
@@ -114,7 +115,7 @@ class TextDecoder:
 
     def decode(self, values: pa.Array) -> DecodedValues:
         decoded, bad = StringFormat().decode(values)
-        return DecodedValues(pa.StructArray.from_arrays([decoded], ["value"]), bad)
+        return DecodedValues(pa.StructArray.from_arrays([decoded], [_VALUE]), bad)
 
 
 def _parsing_json(schema: pa.Schema) -> arrow_json.ParseOptions:
@@ -373,19 +374,25 @@ class LineFormat(Protocol):
         """From whole lines, the header among them."""
 
 
+@dataclass(frozen=True)
 class LinesOfText:
-    """Plain text: each line is a record."""
+    """Plain text: each line is a record. `names`: the columns of the schema that files may have."""
+
+    names: Sequence[str]
 
     has_header = False
     skips_blank = False
 
     def decoder(self, wanted: pa.Schema, first_line: bytes) -> LineDecoder:
         """Into the column `value`."""
+        if self.names and _VALUE not in self.names:
+            names = ", ".join(map(repr, self.names))
+            raise CorruptDataError(f"a line of text is the column {_VALUE!r}, and the schema has {names}: name it {_VALUE!r}")
         return TextDecoder()
 
     def inferred(self, sample: bytes | bytearray) -> pa.Schema:
         """The column `value`."""
-        return pa.schema([("value", pa.string())])
+        return pa.schema([(_VALUE, pa.string())])
 
 
 @dataclass(frozen=True)

@@ -335,6 +335,21 @@ def test_names_differ_in_more_than_case_and_spaces(tmp_path, format_):
     assert rows(FileSource(tmp_path, format=format_, schema=both))[0] == (None, 0)
 
 
+@pytest.mark.parametrize("name", ["line", "Value", " value"])
+def test_lines_of_text_are_the_column_value(tmp_path, name):
+    """Or all rows would be null, where Spark's own reader gives the lines under any one name."""
+    (tmp_path / "day=1").mkdir()
+    (tmp_path / "day=1" / "f").write_text("x\n")
+    days = pa.schema([("day", pa.int64())])
+    for columns in (None, ["day"]):
+        source = FileSource(tmp_path, format="text", schema=days.append(pa.field(name, pa.string())), columns=columns)
+        with pytest.raises(CorruptDataError, match=f"a line of text is the column 'value', and the schema has '{name}'"):
+            rows(source)
+    assert rows(FileSource(tmp_path, format="text", schema=days)) == [1]
+    more = pa.schema([*days, ("value", pa.string()), (name, pa.string())])
+    assert rows(FileSource(tmp_path, format="text", schema=more)) == [(1, "x", None)]
+
+
 @pytest.mark.parametrize("write", [parquet, arrow])
 def test_columns_are_found_by_name(tmp_path, write):
     """Missing ones are null, others may come in any order, and narrower numbers are widened; what does not fit is refused."""
