@@ -292,18 +292,28 @@ def check_fits(found: pa.Schema, columns: FileColumns) -> None:
         at = found.get_all_field_indices(each.name)
         if len(at) > 1:
             raise CorruptDataError(f"it has the column {each.name!r} {len(at)} times")
-        if at and not fits(found.field(at[0]).type, each.type):
+        try:
+            is_fit = not at or fits(found.field(at[0]).type, each.type)
+        except CorruptDataError as error:
+            raise CorruptDataError(f"its column {each.name!r}: {error}") from None
+        if not is_fit:
             raise CorruptDataError(f"its column {each.name!r} is {found.field(at[0]).type}, and the schema has {each.type}")
 
 
 def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one type are of the other: the same kind, and at least as wide. Of times the values decide."""
+    """Whether values of one type are of the other: the same kind, and at least as wide. Of times the values decide.
+
+    Raises CorruptDataError for a struct with a field in another case only, or with none of the fields: they would be null.
+    """
     types = pa.types
     found = found.value_type if types.is_dictionary(found) or types.is_run_end_encoded(found) else found
     if found == wanted or types.is_null(found):
         return True
     if types.is_struct(found) and types.is_struct(wanted):
-        inner = [each.name for each in found]
+        inner, names = [each.name for each in found], [each.name for each in wanted]
+        check_names(inner, names, ())
+        if names and not set(names) & set(inner):
+            raise CorruptDataError(f"it has none of the fields {', '.join(names)}, and has {', '.join(inner) or 'no field'}")
         once = all(inner.count(each.name) < 2 for each in wanted)
         return once and all(each.name not in inner or fits(found.field(each.name).type, each.type) for each in wanted)
     if is_list(found) and is_list(wanted):

@@ -32,9 +32,10 @@ class FileSource(Source[FileSplit]):
     - `format`: "parquet" (default), "arrow" (IPC files and streams), "avro" (containers), "jsonl", "csv" or `Csv(...)`, or
       "text", whose lines are the column `value`. Files of the last three may be packed: `.gz`, `.zst`, `.bz2`.
     - `schema`: of the rows; columns are found by name. One that a file lacks is null, narrower numbers are widened, times get
-      the unit, and any other type, a value that would change, a name in another case or with spaces, or none of the columns is
-      a bad file; of JSON such fields are null. Default: that of the oldest file, or what its first lines suggest, inferred at
-      the first use and kept in checkpoints. Where several processes read, and files are removed meanwhile, give it.
+      the unit, and any other type, a value that would change, a name in another case or with spaces, or none of the columns, or
+      of a struct's fields, is a bad file; of JSON such fields are null. Default: that of the oldest file, or what its first
+      lines suggest, inferred at the first use and kept in checkpoints. Where several processes read, and files are removed
+      meanwhile, give it.
     - `columns`: only these are read, in this order; `_metadata` (path, size, modified) must be asked for. Default: all.
     - `watch`: also read files that come later (default False). `discovery_interval_s` (default 10): seconds between listings.
     - `pattern`: only files with such names, as `*.csv` (default: all), a glob of Hadoop: `?`, `*`, `[a-c]`, `[^a]`, `{a,b}`,

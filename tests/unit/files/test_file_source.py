@@ -335,6 +335,53 @@ def test_names_differ_in_more_than_case_and_spaces(tmp_path, format_):
     assert rows(FileSource(tmp_path, format=format_, schema=both))[0] == (None, 0)
 
 
+def around(column: str, kind: pa.DataType) -> pa.DataType:
+    kinds = {"s": kind, "l": pa.list_(kind), "m": pa.map_(pa.string(), kind), "i": pa.struct([("s", kind)])}
+    return kinds[column]
+
+
+@pytest.mark.parametrize("column", ["s", "l", "m", "i"])
+@pytest.mark.parametrize("format_", ["parquet", "arrow", "avro"])
+def test_names_of_fields_differ_in_more_than_case_and_spaces(tmp_path, format_, column):
+    """As those of columns; a struct with none of the fields would be null in all of them, too."""
+    kind, value = pa.struct([("a", pa.int64()), ("b", pa.string())]), {"a": 1, "b": "x"}
+    row = {"s": value, "l": [value], "m": {"k": value}, "i": {"s": value}}
+    if format_ == "avro":
+        fields = [{"name": "a", "type": "long"}, {"name": "b", "type": "string"}]
+        record = {"type": "record", "name": "s", "fields": fields}
+        inner = {"type": "record", "name": "i", "fields": [{"name": "s", "type": "s"}]}
+        kinds = [record, {"type": "array", "items": "s"}, {"type": "map", "values": "s"}, inner]
+        columns = [{"name": name, "type": kind} for name, kind in zip(row, kinds, strict=True)]
+        with (tmp_path / "f").open("wb") as file:
+            pytest.importorskip("fastavro").writer(file, {"type": "record", "name": "r", "fields": columns}, [row])
+    else:
+        schema = pa.schema([(name, around(name, kind)) for name in row])
+        {"parquet": parquet, "arrow": arrow}[format_](
+            tmp_path / "f", pa.Table.from_pylist([row | {"m": [("k", value)]}], schema)
+        )
+
+    def source_of(*fields):
+        return FileSource(tmp_path, format=format_, schema=pa.schema([(column, around(column, pa.struct(fields)))]))
+
+    with pytest.raises(CorruptDataError, match=f"its column '{column}': it has 'a', and not 'A'"):
+        rows(source_of(("A", pa.int64()), ("b", pa.string())))
+    with pytest.raises(CorruptDataError, match=f"its column '{column}': it has none of the fields y, z, and has a, b"):
+        rows(source_of(("y", pa.int64()), ("z", pa.string())))
+    (read,) = rows(source_of(("z", pa.string()), ("b", pa.string())))
+    assert str({"z": None, "b": "x"}) in str(read)
+
+
+def test_encodings_that_arrow_casts_from_none_are_a_bad_file(tmp_path):
+    """Decoded in a column and in a struct, and not in a list."""
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int32()), pa.array(["x"]))
+    arrow(tmp_path / "1", pa.table({"s": pa.StructArray.from_arrays([runs], ["r"]), "r": runs}))
+    assert rows(FileSource(tmp_path, format="arrow")) == [({"r": "x"}, "x")] * 2
+    arrow(tmp_path / "1", pa.table({"r": pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), runs)}))
+    with pytest.raises(CorruptDataError, match="1, record 0: the file cannot be read here: Unsupported cast from run_end"):
+        rows(FileSource(tmp_path, format="arrow"))
+    assert rows(FileSource(tmp_path, format="arrow", on_bad_record="skip")) == []
+
+
 @pytest.mark.parametrize("name", ["line", "Value", " value"])
 def test_lines_of_text_are_the_column_value(tmp_path, name):
     """Or all rows would be null, where Spark's own reader gives the lines under any one name."""
