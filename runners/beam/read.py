@@ -21,7 +21,7 @@ from headrace.connectors.base.arguments import at_least_one, seconds, truth
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.source import Boundedness, LogSource, Source, check_needs_no_ends
+from headrace.enumerator.source import Boundedness, LogSource, Source, check_needs_no_ends, check_needs_no_finished
 from headrace.enumerator.split import OffsetSplit, SplitT
 from headrace.runners.beam import capabilities, flink_options
 from headrace.runners.beam import worker as workers
@@ -312,6 +312,8 @@ class ReadFromSource(beam.PTransform[Any, Any]):
             seconds("discovery_interval_s", discovery_interval_s)
         seconds("read_s", read_s)
         truth("publish", publish)
+        if not publish:
+            check_needs_no_finished(source, "read it with publish=True, or without that argument")
         if not isinstance(limit, Limit | None):
             raise UsageError(f"limit must be a Limit(records, seconds), not {limit!r}")
         if not callable(rows):

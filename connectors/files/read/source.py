@@ -158,6 +158,16 @@ class FileSource(Source[FileSplit]):
         newest = None if cursor is None else Remembered.restored(cursor["found"]).end
         return {"newest_modified_ms": None if newest is None else newest[0]}
 
+    @property
+    def needs_finished(self) -> bool:
+        """If `after_read` is given."""
+        return self.plan.after_read is not None
+
+    @property
+    def publishes(self) -> bool:
+        """If `after_read` is given."""
+        return self.needs_finished
+
     def splits_finished(self, splits: Sequence[FileSplit]) -> None:
         """Archive or delete the files, if that is asked for. What fails is logged, and the file stays."""
         self.plan.remove(splits)
