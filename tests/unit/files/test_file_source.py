@@ -959,7 +959,7 @@ def test_names_of_any_bytes(tmp_path):
 def test_links_in_a_circle_hidden_and_empty_files(tmp_path):
     """A folder is listed once, whatever leads to it; links to nothing, what is hidden, and what is empty are left out."""
     parquet(tmp_path / "in" / "_day=1" / "a", TABLE.slice(0, 1))
-    for hidden in ("_temporary/b", ".git/c", "_d", ".e", "f._COPYING_"):
+    for hidden in ("_temporary/b", ".git/c", "_d", ".e", "f._COPYING_", "_day=1/_tmp=1"):
         parquet(tmp_path / "in" / hidden)
     (tmp_path / "in" / "empty").touch()
     (tmp_path / "in" / "up").symlink_to(tmp_path / "in")
@@ -984,8 +984,9 @@ def memory_folder(**files: bytes) -> str:
 
 def test_a_store_of_fsspec(tmp_path):
     parquet(tmp_path / "a")
-    folder = memory_folder(a=(tmp_path / "a").read_bytes(), _b=b"x", c=b"")
+    folder = memory_folder(a=(tmp_path / "a").read_bytes(), _b=b"x", c=b"", **{"_tmp=1": b"x", "_t/a": b"x"})
     assert rows(FileSource(folder)) == ROWS
+    assert rows(FileSource(memory_folder(**{"_day=1/a": (tmp_path / "a").read_bytes()}), schema=AB)) == ROWS
     assert rows(FileSource(f"{folder}/a")) == ROWS
     folder = memory_folder(**{"a.csv.gz": gzip.compress(CSV.encode())})
     packed = FileSource(f"{folder}/a.csv.gz", format="csv", split_bytes=9)
@@ -1145,6 +1146,32 @@ def test_a_password_in_an_address_is_refused_and_not_shown(made):
     with pytest.raises(UsageError, match="a password in an address is printed with it") as error:
         made("sftp://user:guessme@host/in")
     assert "guessme" not in str(error.value)
+
+
+@pytest.mark.parametrize("made", [FileSource, FileSink, lambda path: FileSource("/in", after_read=f"archive:{path}")])
+@pytest.mark.parametrize("address", ["https://host/in?sig=guessme", "https:/host/in?sig=guessme&a=[1]"])
+def test_a_signature_in_an_address_is_not_shown(made, address):
+    with pytest.raises(UsageError, match=r"https:/?/host/in\?\.\.\.") as error:
+        made(address)
+    assert "guessme" not in str(error.value)
+
+
+@pytest.mark.parametrize(("path", "archive"), [
+    ("s3://b/in", "gs://b/done"), ("s3://b/in", "/done"), ("sftp://a@h/in", "sftp://a@other/done"), ("ftp://h/in", "ftp://i/done"),
+    ("abfs://c@account/in", "abfs://c@other/done"),
+])  # fmt: skip
+def test_an_archive_in_another_store_is_refused(path, archive):
+    """Or the file would be renamed within the source's store, to a path of that name."""
+    with pytest.raises(UsageError, match=f"the archive {archive} must be in the filesystem of {path}: "):
+        FileSource(path, after_read=f"archive:{archive}")
+
+
+@pytest.mark.parametrize(("path", "archive"), [
+    ("s3://b/in", "s3://other/done"), ("sftp://h/in", "sftp://h/done"), ("abfs://c@a/in", "abfs://d@a/done"),
+    ("memory://in", "memory://done"), ("/in", "file:///done"),
+])  # fmt: skip
+def test_an_archive_in_the_same_store(path, archive):
+    assert FileSource(path, after_read=f"archive:{archive}").plan.after_read == f"archive:{archive.removeprefix('file://')}"
 
 
 @pytest.mark.parametrize("arguments", [{"delimiter": ";;"}, {"quote": "\n"}, {"null_values": "NA"}])
