@@ -411,7 +411,7 @@ class LinesOfJson:
     def inferred(self, sample: bytes | bytearray) -> pa.Schema:
         """As pyarrow does it; times as they are read here, with a zone where they have one, and large numbers as decimals."""
         reading = arrow_json.ReadOptions(block_size=max(len(sample), 1))
-        found, lines = arrow_json.read_json(pa.BufferReader(sample), reading).schema, _filled(as_lines(sample))
+        found, lines = arrow_json.read_json(pa.BufferReader(sample), reading).schema, _filled(as_lines(sample))[0]
         kind = pa.struct(list(found))
         if _LARGE.search(sample):
             with suppress(ValueError):  # of objects of several lines
@@ -580,17 +580,20 @@ def _fields(values: pa.StructArray) -> dict[str, pa.Array]:
     return dict(zip((each.name for each in values.type), values.flatten(), strict=True))
 
 
-def _filled(lines: pa.Array) -> pa.Array:
-    """Those that are not blank."""
+def _filled(lines: pa.Array) -> tuple[pa.Array, pa.Array | None]:
+    """Those that are not blank, and which these are, if that is not all."""
     blank = pc.match_substring_regex(lines, r"\A[ \t\r]*\z")
-    return lines.filter(pc.invert(blank)) if pc.any(blank).as_py() else lines
+    if not pc.any(blank).as_py():
+        return lines, None
+    places = pc.indices_nonzero(pc.invert(blank))
+    return lines.take(places), places
 
 
 def _decoded(lines: pa.Array, decoder: LineDecoder, lines_of: LineFormat) -> FileRows:
-    rows = _filled(lines) if lines_of.skips_blank else lines
+    rows, places = _filled(lines) if lines_of.skips_blank else (lines, None)
     values, bad = decoder.decode(rows)
     found = [BadRow(each.row, each.reason, rows[each.row].as_py()) for each in bad]
-    return FileRows(_fields(values), len(rows), len(lines), found)
+    return FileRows(_fields(values), len(rows), len(lines), found, places)
 
 
 def read_csv_rows(

@@ -815,6 +815,23 @@ def test_a_long_line_is_not_copied_again_and_again():
         assert 1 < file.reads < 25
 
 
+@pytest.mark.parametrize("batch_rows", [2, 5, 100])
+@pytest.mark.parametrize("format_", ["csv", Csv(newlines_in_values=True), "jsonl"], ids=["csv", "newlines", "jsonl"])
+def test_blank_lines_are_counted_where_a_record_is_named(tmp_path, format_, batch_rows):
+    """A record has one number, in messages and in dead letters, however many are read at once."""
+    lines = (
+        ['{"a":0}', "", "", "", '{"a":"x"}', '{"a":5}', '{"a":"y"}'] if format_ == "jsonl" else ["0", "", "", "", "x", "5", "y"]
+    )
+    (tmp_path / "f").write_text("".join(f"{line}\n" for line in (lines if format_ == "jsonl" else ["a", *lines])))
+    schema = pa.schema([("a", pa.int64())])
+    with pytest.raises(CorruptDataError, match="f, record 4: "):
+        rows(FileSource(tmp_path, format=format_, schema=schema, batch_rows=batch_rows))
+    columns = ["deadLetter", "a"]
+    kept = FileSource(tmp_path, format=format_, schema=schema, batch_rows=batch_rows, columns=columns, on_bad_record="keep")
+    headers = [{each["key"]: each["value"] for each in letter["headers"]} for letter, _ in rows(kept) if letter]
+    assert [each["__connect.errors.offset"] for each in headers] == [b"4", b"6"]
+
+
 @pytest.mark.parametrize(("format_", "data", "bad"), BAD_LINES, ids=["csv", "jsonl"])
 @pytest.mark.parametrize("on_bad", MODES)
 @pytest.mark.parametrize("split_bytes", [1000, 5])
