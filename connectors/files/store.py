@@ -371,7 +371,7 @@ def is_local(path: str) -> bool:
 
 
 def store_of(path: str) -> tuple[str, str]:
-    """What tells the store of a path that `normal_path` has given from others: its scheme, and its host or account, if any."""
+    """By what the store of a path that `normal_path` has given differs from others: its scheme, and its host or account."""
     scheme, has_scheme, rest = path.partition("://")
     _, has_account, host = rest.partition("/")[0].rpartition("@")
     if not has_scheme or is_local(path):

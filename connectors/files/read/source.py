@@ -46,7 +46,7 @@ class FileSource(Source[FileSplit]):
       whose name sorts before it is never read.
     - `max_file_age_s`: how far behind the newest file read an older one may still appear (default 7 days). Files with older
       times are not read any more, except by the first listing. The newest 50,000 are remembered at most, so where more of
-      them come within that time it is shorter.
+      them come within that time it is shorter. A file that is forgotten so is read again where it changes.
     - `on_changed_file`: what becomes of a file that changes after it was found, or whose name is used again: "fail" (default)
       raises DataLossError; "ignore" keeps what was read; "reread" reads all of it again, where files are watched.
     - `fail_on_data_loss`: whether a file that is gone before it was read raises DataLossError (default), or is left out. Of a
