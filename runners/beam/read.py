@@ -271,7 +271,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
     - `discovery_interval_s`: seconds between two looks for new splits (default 300); None looks at the start and after a
       restore only.
     - `publish`: report to the source which positions are durable (a Kafka source with a group commits them), and which splits
-      are read to their end. Default: false.
+      are read to their end, which files with `after_read` need. Default: false.
     - `limit`: end after this many records or seconds: for tests and demos. Then it is one bounded read, which is not
       restored.
     - `read_s`: how long one call reads, or waits for a first record, in seconds (default 1); no checkpoint is taken meanwhile.
