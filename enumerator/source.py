@@ -356,6 +356,14 @@ class Source(ABC, Generic[SplitT]):
         Each at least once, also again after a restore. Default: does nothing.
         """
 
+    @property
+    def needs_finished(self) -> bool:
+        """Whether it was asked for what `splits_finished` does, so that an engine that does not call it refuses the source.
+
+        Default: False.
+        """
+        return False
+
     def end(self, cursor: JsonObject | None, splits: Sequence[SplitT]) -> JsonObject:
         """What a source that follows this one can know of its end: a small JSON object. Does no I/O.
 
@@ -366,8 +374,13 @@ class Source(ABC, Generic[SplitT]):
 
     @property
     def publishes(self) -> bool:
-        """Whether `checkpoint_completed` does anything, for runners where that has a price. Default: if it is overridden."""
-        return type(self).checkpoint_completed is not Source.checkpoint_completed
+        """Whether `checkpoint_completed` or `splits_finished` does anything, for runners where that has a price.
+
+        Default: if one of them is overridden.
+        """
+        own = type(self)
+        is_completed = own.checkpoint_completed is not Source.checkpoint_completed
+        return is_completed or own.splits_finished is not Source.splits_finished
 
     def checkpoint_completed(self, splits: Sequence[SplitT]) -> None:
         """These positions are durable and may now be published (group offsets). Coordinator's process."""
@@ -410,6 +423,14 @@ def check_needs_no_ends(source: Source[Any], where: str) -> None:
         raise UsageError(
             f"source {source.name!r} cannot be read by {where} yet: read it by `headrace run`, in one process, or as a stream "
             "of Spark"
+        )
+
+
+def check_needs_no_finished(source: Source[Any], advice: str) -> None:
+    """Raise UsageError for a source that `needs_finished`, where splits that are read to their end are not reported."""
+    if source.needs_finished:
+        raise UsageError(
+            f"source {source.name!r} is to archive or delete what was read (after_read), which is not reported here: {advice}"
         )
 
 

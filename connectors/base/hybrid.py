@@ -219,6 +219,11 @@ class HybridSource(StagedSource[HybridSplit]):
             source.splits_finished(inner)
 
     @property
+    def needs_finished(self) -> bool:
+        """True if it is so of a stage that no function makes."""
+        return any(stage.needs_finished for stage in self.stages if isinstance(stage, Source))
+
+    @property
     def publishes(self) -> bool:
         """True if it is so of a stage, or a function makes one."""
         return any(stage.publishes if isinstance(stage, Source) else True for stage in self.stages)

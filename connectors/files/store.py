@@ -31,6 +31,8 @@ TABLES = {"_delta_log": "Delta Lake", "_spark_metadata": "a streaming query's ow
 _LOCAL = ("file:", "local:")
 _WITH_BUCKETS = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"))
 """Stores that need no folders, and in which making one makes its bucket (its container) if there is none."""
+_WITH_HOSTS = frozenset(("ftp", "sftp", "ssh", "smb", "hdfs", "webhdfs", "webdav", "http", "https"))
+"""Whose addresses name a machine, where those of other stores have a bucket, a container with an account, or a folder."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # RFC 3986
 _NO_LIBRARY = "Unable to load lib"
 """Of libhdfs or libjvm, in Arrow's client of HDFS."""
@@ -341,7 +343,7 @@ def normal_path(path: str) -> str:
         return os.path.abspath(path)
     _check_url(path)
     if any(letter in path for letter in "*?["):
-        raise UsageError(f"{path}: fsspec takes '*', '?' and '[' for patterns")
+        raise UsageError(f"{shown_address(path)}: fsspec takes '*', '?' and '[' for patterns")
     return path.rstrip("/")
 
 
@@ -375,14 +377,29 @@ def check_no_password(address: str) -> None:
         raise UsageError(f"{scheme}://...: a password in an address is printed with it: give it among the storage options")
 
 
+def store_of(path: str) -> tuple[str, str]:
+    """By what the store of a path that `normal_path` has given differs from others: its scheme, and its host or account."""
+    scheme, has_scheme, rest = path.partition("://")
+    _, has_account, host = rest.partition("/")[0].rpartition("@")
+    if not has_scheme or is_local(path):
+        return "", ""
+    return scheme, host if has_account or scheme in _WITH_HOSTS else ""
+
+
+def shown_address(path: str) -> str:
+    """An address for messages: behind a `?` there may be a token, as in signed URLs."""
+    address, has_query, _ = path.partition("?")
+    return f"{address}?..." if has_query and not is_local(path) else path
+
+
 def _check_url(path: str) -> None:
     """Hadoop takes `scheme:/folder`, fsspec takes it for a local name, and a scheme of one letter for a drive of Windows."""
     scheme, rest = path.split(":", 1)
     check_no_password(path)
     if len(scheme) == 1 or not rest.startswith("//"):
         raise UsageError(
-            f"{path}: this names no filesystem. Write an address of fsspec, like s3://bucket/folder; for a folder that is "
-            "mounted its local path, like /dbfs/folder; for a local folder with a colon in its name ./a:b"
+            f"{shown_address(path)}: this names no filesystem. Write an address of fsspec, like s3://bucket/folder; for a "
+            "folder that is mounted its local path, like /dbfs/folder; for a local folder with a colon in its name ./a:b"
         )
 
 

@@ -30,7 +30,7 @@ from pyarrow import fs
 
 from headrace.connectors.base.arguments import text, texts
 from headrace.connectors.files.formats import columns_with_bounds, has_codec
-from headrace.connectors.files.store import check_no_password, is_local, normal_path
+from headrace.connectors.files.store import check_no_password, is_local, normal_path, shown_address
 from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
 from headrace.connectors.tables.metadata_folder import jobs_in, refused_by_store
@@ -95,6 +95,10 @@ class DeltaSink(OpenTableSink):
             raise UsageError("a Delta table needs a path or an address")
         check_no_password(self.uri)
         local = is_local(self.uri) or self.uri.startswith("file:")
+        if not local and "?" in self.uri:
+            raise UsageError(
+                f"{shown_address(self.uri)}: a signature in an address is printed with it: use the storage options"
+            )
         object.__setattr__(self, "uri", normal_path(self.uri) if local else self.uri.rstrip("/"))
         super().__post_init__()
         texts("storage_options", self.storage_options)

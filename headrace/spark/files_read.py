@@ -55,7 +55,13 @@ OPTIONS = OptionTable(
         Option("fileFormat", choice(SparkReadFormat), "`parquet` (default), `json` (lines), `csv`, `text`, `avro` or `arrow`"),
         Option("pathGlobFilter", _name_glob, "only files with such names, as `*.csv`", "pattern"),
         Option("order", one_of("time", "name"), "how new files are found: by their times (default), or their names", "order"),
-        Option("maxFileAge", _duration, "how far behind the newest file an older one may appear. Default 7d", "max_file_age_s"),
+        Option(
+            "maxFileAge",
+            _duration,
+            "how far behind the newest file an older one may appear; files that are older are forgotten, and read again where "
+            "they change. Default 7d",
+            "max_file_age_s",
+        ),
         Option(
             "onChangedFile",
             one_of("fail", "ignore", "reread"),

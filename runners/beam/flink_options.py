@@ -28,7 +28,7 @@ class Promise(Enum):
 
     WRITE = "delivery='exactly-once'"
     WRITE_TABLE = "writing a table exactly once"
-    OFFSETS = "publishing positions (commit_offset_in_finalize, enable.auto.commit)"
+    OFFSETS = "publishing positions (commit_offset_in_finalize, enable.auto.commit, after_read)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from headrace.connectors.base.arguments import at_least_one, seconds, truth
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.source import Boundedness, LogSource, Source, check_needs_no_ends
+from headrace.enumerator.source import Boundedness, LogSource, Source, check_needs_no_ends, check_needs_no_finished
 from headrace.enumerator.split import OffsetSplit, SplitT
 from headrace.runners.beam import capabilities, flink_options
 from headrace.runners.beam import worker as workers
@@ -271,7 +271,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
     - `discovery_interval_s`: seconds between two looks for new splits (default 300); None looks at the start and after a
       restore only.
     - `publish`: report to the source which positions are durable (a Kafka source with a group commits them), and which splits
-      are read to their end. Default: false.
+      are read to their end, which files with `after_read` need. Default: false.
     - `limit`: end after this many records or seconds: for tests and demos. Then it is one bounded read, which is not
       restored.
     - `read_s`: how long one call reads, or waits for a first record, in seconds (default 1); no checkpoint is taken meanwhile.
@@ -312,6 +312,8 @@ class ReadFromSource(beam.PTransform[Any, Any]):
             seconds("discovery_interval_s", discovery_interval_s)
         seconds("read_s", read_s)
         truth("publish", publish)
+        if not publish:
+            check_needs_no_finished(source, "read it with publish=True, or without that argument")
         if not isinstance(limit, Limit | None):
             raise UsageError(f"limit must be a Limit(records, seconds), not {limit!r}")
         if not callable(rows):

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from headrace.connectors.base.nested import cast_nested
 from headrace.enumerator.errors import UsageError
-from headrace.enumerator.source import Boundedness, Source, StagedSource, check_needs_no_ends
+from headrace.enumerator.source import Boundedness, Source, StagedSource, check_needs_no_ends, check_needs_no_finished
 from headrace.runners.spark.planning import packed, told_parallelism
 from headrace.runners.spark.private import active
 from headrace.runners.spark.readers import SplitsPartition, spark_schema
@@ -39,13 +39,15 @@ def read_source(spark: SparkSession, source: Source[Any]) -> DataFrame:
 
     The source is asked for its splits once, by the first action: for what has come since, call this again. Each split is a
     task; small ones share one where they state their size (`SizedSplit`). A task whose reader has nothing for ten minutes
-    fails. Raises UsageError for a source without end, for a `Hybrid`, and for a type of its schema that Spark does not have.
+    fails. Raises UsageError for a source without end, for a `Hybrid`, for files that are to be archived or deleted, and
+    for a type of its schema that Spark does not have.
     """
     check_needs_no_ends(source, "a frame of Spark")
     if source.boundedness is not Boundedness.BOUNDED:
         raise UsageError(f"source {source.name!r} has no end: only a bounded source can be read as a frame")
     if isinstance(source, StagedSource):
         raise UsageError(f"source {source.name!r} has several stages: unite the frames of its sources, or read it as a stream")
+    check_needs_no_finished(source, "a frame may be read again: read it as a stream, or without that argument")
     spark_types(source)
     with active(spark), advised():
         return spark.read.format(register_once(spark, BoundedSourceFormat.of(source))).load()

@@ -44,13 +44,15 @@ class BadRow(NamedTuple):
 class FileRows:
     """Some records of a file. `columns`: those that the file has, of this many rows, null where a row is bad.
 
-    `records`: how many of the file's these are, if that is not the number of rows. `skipped`: rows that are left out anyway.
+    `records`: how many of the file's these are, if that is not the number of rows. `places`: which of these the rows are, if
+    that is not all of them.
     """
 
     columns: Mapping[str, pa.Array]
     rows: int
     records: int
     bad: Sequence[BadRow] = ()
+    places: pa.Array | None = None
 
     @classmethod
     def of(cls, batch: pa.RecordBatch) -> FileRows:
@@ -125,7 +127,8 @@ class FileColumns:
         Raises CorruptDataError, which names the file, for a bad record where these fail.
         """
         if found.bad and self.columns.on_bad == "fail":
-            raise bad_record(split, found.bad[0])
+            first = found.bad[0]
+            raise bad_record(split, first if found.places is None else first._replace(row=found.places[first.row].as_py()))
         arrays = [self._column(each, found, split) for each in self.columns.schema]
         if arrays:
             batch = pa.record_batch(arrays, schema=self.columns.schema)
@@ -174,7 +177,8 @@ def _bad_column(name: str, found: FileRows, split: FileSplit) -> pa.Array:
         columns["value"] = pa.array([by_row[row].value if row in by_row else None for row in range(found.rows)], pa.binary())
         columns["topic"] = pa.repeat(shown(split.path), found.rows)
         columns["partition"] = pa.nulls(found.rows, pa.int32())
-        columns["offset"] = pa.array(range(split.delivered, split.delivered + found.rows), pa.int64())
+        places = pa.array(range(found.rows), pa.int64()) if found.places is None else found.places.cast(pa.int64())
+        columns["offset"] = pc.add(places, split.delivered)
         columns["timestamp"] = pa.repeat(metadata(split)["modified"], found.rows)
         parts = {row: BadParts(each.reason, "value", None) for row, each in by_row.items()}
         return letter_column(pa.record_batch(columns), parts)
@@ -292,18 +296,28 @@ def check_fits(found: pa.Schema, columns: FileColumns) -> None:
         at = found.get_all_field_indices(each.name)
         if len(at) > 1:
             raise CorruptDataError(f"it has the column {each.name!r} {len(at)} times")
-        if at and not fits(found.field(at[0]).type, each.type):
+        try:
+            is_fit = not at or fits(found.field(at[0]).type, each.type)
+        except CorruptDataError as error:
+            raise CorruptDataError(f"its column {each.name!r}: {error}") from None
+        if not is_fit:
             raise CorruptDataError(f"its column {each.name!r} is {found.field(at[0]).type}, and the schema has {each.type}")
 
 
 def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one type are of the other: the same kind, and at least as wide. Of times the values decide."""
+    """Whether values of one type are of the other: the same kind, and at least as wide. Of times the values decide.
+
+    Raises CorruptDataError for a struct with a field in another case only, or with none of the fields: they would be null.
+    """
     types = pa.types
     found = found.value_type if types.is_dictionary(found) or types.is_run_end_encoded(found) else found
     if found == wanted or types.is_null(found):
         return True
     if types.is_struct(found) and types.is_struct(wanted):
-        inner = [each.name for each in found]
+        inner, names = [each.name for each in found], [each.name for each in wanted]
+        check_names(inner, names, ())
+        if names and not set(names) & set(inner):
+            raise CorruptDataError(f"it has none of the fields {', '.join(names)}, and has {', '.join(inner) or 'no field'}")
         once = all(inner.count(each.name) < 2 for each in wanted)
         return once and all(each.name not in inner or fits(found.field(each.name).type, each.type) for each in wanted)
     if is_list(found) and is_list(wanted):

@@ -59,11 +59,13 @@ def age_order(file: FoundFile) -> tuple[int, str]:
 class Remembered:
     """The files found so far. Of a bounded source: where it is, and the last file that was there when it started.
 
-    `horizon`: the last file that is forgotten. `end`: the last one of a bounded source.
+    `horizon`: the last file that is forgotten. Of a bounded source `end` is the last one, and `left` counts those up to it that
+    were not found yet.
     """
 
     def __init__(self, horizon: Key = _NEVER, end: Key | None = None) -> None:
         self.horizon, self.end = horizon, end
+        self.left: int | None = None
         self._known: dict[int, tuple[int, int]] = {}  # digest of a path to time and version
         self._times, self._digests, self._versions = _arrays()  # of the same files, in order: what is stored
 
@@ -133,7 +135,7 @@ class Remembered:
             "times": b64encode(zlib.compress(steps.buffers()[1] or b"", 1)).decode(),
             "paths": b64encode(self._digests.tobytes()).decode(),
             "versions": b64encode(self._versions.tobytes()).decode(),
-        }
+        } | ({} if self.left is None else {"left": self.left})
 
     @classmethod
     def restored(cls, data: JsonObject) -> Remembered:
@@ -141,6 +143,7 @@ class Remembered:
         try:
             end = data["end"]
             made = cls(_key(data["horizon"]), None if end is None else _key(end))
+            made.left = int(data["left"]) if "left" in data else None
             steps = array("q", zlib.decompress(b64decode(data["times"], validate=True)))
             made._times = array("q", accumulate(steps))
             made._digests = array("Q", b64decode(data["paths"], validate=True))

@@ -89,15 +89,16 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         self._warn_of_another_folder(path)
         self._check_order()
         if self._plan.watch:
-            self._remembered.end = None  # of a bounded read, which this one continues
+            self._remembered.end = self._remembered.left = None  # of a bounded read, which this one continues
         self._plan.pin_schema(pinned)
 
     def _warn_of_another_folder(self, path: object) -> None:
         """A folder that was moved is read on; in another one the files are others, and those that are older are left."""
         if path != self._plan.path:
             log.warning(
-                "%s: the checkpoint is of %s. What has its name and time counts as read here, and what is older than what was "
-                "read there is not read. To read all of another folder start with a new checkpoint",
+                "%s: the checkpoint is of %s. What has its name and time counts as read here, what is older than what was read "
+                "there is left, and all else is read. To read all of another folder start with a new checkpoint; if two folders "
+                "of a query have changed places, change them back",
                 self._plan.path,
                 path,
             )
@@ -121,8 +122,32 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
             raise missing(f"there is no folder or file {self._plan.path}: create it, or correct the path") from error
         new = list(self._by_name(listed) if self._plan.order == "name" else self._by_time(listed))
         if new and self._last is None and not self._plan.watch:
-            self._remembered.end = max(map(key_of, new))
+            self._remembered.end, self._remembered.left = max(map(key_of, new)), len(new)
+        self._check_left(len(new))
         self._waiting.extend(new)
+
+    def _check_left(self, now: int) -> None:
+        """Raise DataLossError, or warn, where a later listing lacks what is left of a bounded read's first one.
+
+        By its new time a file that has changed is one that came later. One that came late, with an old time, is read, too.
+        """
+        left = self._remembered.left
+        if left is None:
+            return
+        self._remembered.left = now
+        if now >= left:
+            return
+        why = (
+            f"{self._plan.path} lacks {left - now} of the {left} files that it had at the start and that wait to be read: they "
+            "were removed or changed"
+        )
+        if self._plan.fail_on_data_loss:
+            self._remembered.left = left
+            raise DataLossError(
+                f"{why}. Put them back with the times they had, or read what is there: fail_on_data_loss=False (as an option: "
+                "failOnDataLoss)"
+            )
+        log.warning("%s. What is there is read", why)
 
     def _by_name(self, listed: list[FoundFile]) -> Iterator[FoundFile]:
         for file in sorted(_by_path(listed)):
@@ -163,6 +188,8 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
 
     def _note(self, chosen: list[FoundFile]) -> None:
         self._handled.update(map(hash, chosen))
+        if self._remembered.left is not None:
+            self._remembered.left -= len(chosen)
         if self._plan.order == "name":
             self._name = chosen[-1].path if chosen else self._name
             return

@@ -1,8 +1,8 @@
 """What the source asks of a filesystem: local disks by the operating system, others by fsspec or pyarrow.
 
 Paths are relative to the folder that is read, with slashes. Names that start with `_` or `.` are left out, as by Hive,
-except those of partitions (`_day=1`); so are empty files. Symbolic links are followed; a folder is listed once, however
-many links lead to it.
+except those of partitions' folders (`_day=1`); so are empty files. Symbolic links are followed; a folder is listed once,
+however many links lead to it.
 """
 
 from __future__ import annotations
@@ -120,8 +120,13 @@ def _are_same(one: pa.NativeFile, other: pa.NativeFile) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether readers of a folder ignore what has this name: it is temporary, or no data."""
-    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
+    """Whether readers of a folder ignore a file of this name: it is temporary, or no data."""
+    return name.startswith((".", "_")) or name.endswith("._COPYING_")
+
+
+def is_hidden_folder(name: str) -> bool:
+    """Whether they ignore such a folder. `_day=1` is a partition."""
+    return is_hidden(name) and not (name.startswith("_") and "=" in name)
 
 
 class _LocalFolder(Folder):
@@ -168,11 +173,12 @@ class _LocalFolder(Folder):
                         continue
                     raise
                 file = (prefix + entry.name, status.st_size, status.st_mtime_ns or 1)  # 0 means that there is none
-                if hash(file) in skipped or is_hidden(entry.name):  # a plain tuple has the same hash, and is made sooner
+                if hash(file) in skipped:  # a plain tuple has the same hash, and is made sooner
                     continue
                 if stat.S_ISDIR(status.st_mode):
-                    (links if entry.is_symlink() else folders).append(file[0])
-                elif status.st_size and stat.S_ISREG(status.st_mode):
+                    if not is_hidden_folder(entry.name):
+                        (links if entry.is_symlink() else folders).append(file[0])
+                elif status.st_size and stat.S_ISREG(status.st_mode) and not is_hidden(entry.name):
                     found.append(FoundFile(*file))
 
     def find(self, path: str) -> FoundFile:
@@ -231,7 +237,8 @@ class _RemoteFolder(Folder):
 
     @staticmethod
     def _hides(path: str) -> bool:
-        return not path.startswith(_ITSELF) and any(map(is_hidden, path.split("/")))
+        *folders, name = path.split("/")
+        return not path.startswith(_ITSELF) and (is_hidden(name) or any(map(is_hidden_folder, folders)))
 
 
 class _FsspecFolder(_RemoteFolder):

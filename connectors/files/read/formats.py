@@ -57,7 +57,7 @@ class ReadFormat:
     def inferred(self, file: pa.NativeFile, path: str) -> pa.Schema:
         """The schema of a file, or what its first lines suggest. All texts have the same one, damaged or not."""
         if self.name == "text":
-            return LinesOfText().inferred(b"")
+            return LinesOfText(()).inferred(b"")
         if self.name in _COLUMNAR:
             return plain_schema(_COLUMNAR[self.name].schema(file))
         return plain_schema(self._lines(()).inferred(sample_lines(self._unpacked(file, path))))
@@ -75,7 +75,7 @@ class ReadFormat:
     def _lines(self, names: Sequence[str]) -> LineFormat:
         if self.name == "csv":
             return LinesOfCsv(self.csv, names)
-        return LinesOfText() if self.name == "text" else LinesOfJson(self.time_zone)
+        return LinesOfText(names) if self.name == "text" else LinesOfJson(self.time_zone)
 
     @staticmethod
     def _codec(path: str) -> str | None:

@@ -42,6 +42,7 @@ _AT_ONCE = max(2, min(pa.cpu_count(), 8))
 """Blocks that are parsed at once, each by one thread: by several, as pyarrow would, that takes a third more of CPU time."""
 _SERIAL = arrow_json.ReadOptions(use_threads=False, block_size=4 << 20)
 _BOM = b"\xef\xbb\xbf"
+_VALUE = "value"
 _LARGE = re.compile(rb"(?<![.\d])\d{19}")
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 _NO_ROW = "is not a row of these columns"
@@ -114,7 +115,7 @@ class TextDecoder:
 
     def decode(self, values: pa.Array) -> DecodedValues:
         decoded, bad = StringFormat().decode(values)
-        return DecodedValues(pa.StructArray.from_arrays([decoded], ["value"]), bad)
+        return DecodedValues(pa.StructArray.from_arrays([decoded], [_VALUE]), bad)
 
 
 def _parsing_json(schema: pa.Schema) -> arrow_json.ParseOptions:
@@ -373,19 +374,25 @@ class LineFormat(Protocol):
         """From whole lines, the header among them."""
 
 
+@dataclass(frozen=True)
 class LinesOfText:
-    """Plain text: each line is a record."""
+    """Plain text: each line is a record. `names`: the columns of the schema that files may have."""
+
+    names: Sequence[str]
 
     has_header = False
     skips_blank = False
 
     def decoder(self, wanted: pa.Schema, first_line: bytes) -> LineDecoder:
         """Into the column `value`."""
+        if self.names and _VALUE not in self.names:
+            names = ", ".join(map(repr, self.names))
+            raise CorruptDataError(f"a line of text is the column {_VALUE!r}, and the schema has {names}: name it {_VALUE!r}")
         return TextDecoder()
 
     def inferred(self, sample: bytes | bytearray) -> pa.Schema:
         """The column `value`."""
-        return pa.schema([("value", pa.string())])
+        return pa.schema([(_VALUE, pa.string())])
 
 
 @dataclass(frozen=True)
@@ -404,7 +411,7 @@ class LinesOfJson:
     def inferred(self, sample: bytes | bytearray) -> pa.Schema:
         """As pyarrow does it; times as they are read here, with a zone where they have one, and large numbers as decimals."""
         reading = arrow_json.ReadOptions(block_size=max(len(sample), 1))
-        found, lines = arrow_json.read_json(pa.BufferReader(sample), reading).schema, _filled(as_lines(sample))
+        found, lines = arrow_json.read_json(pa.BufferReader(sample), reading).schema, _filled(as_lines(sample))[0]
         kind = pa.struct(list(found))
         if _LARGE.search(sample):
             with suppress(ValueError):  # of objects of several lines
@@ -573,17 +580,20 @@ def _fields(values: pa.StructArray) -> dict[str, pa.Array]:
     return dict(zip((each.name for each in values.type), values.flatten(), strict=True))
 
 
-def _filled(lines: pa.Array) -> pa.Array:
-    """Those that are not blank."""
+def _filled(lines: pa.Array) -> tuple[pa.Array, pa.Array | None]:
+    """Those that are not blank, and which these are, if that is not all."""
     blank = pc.match_substring_regex(lines, r"\A[ \t\r]*\z")
-    return lines.filter(pc.invert(blank)) if pc.any(blank).as_py() else lines
+    if not pc.any(blank).as_py():
+        return lines, None
+    places = pc.indices_nonzero(pc.invert(blank))
+    return lines.take(places), places
 
 
 def _decoded(lines: pa.Array, decoder: LineDecoder, lines_of: LineFormat) -> FileRows:
-    rows = _filled(lines) if lines_of.skips_blank else lines
+    rows, places = _filled(lines) if lines_of.skips_blank else (lines, None)
     values, bad = decoder.decode(rows)
     found = [BadRow(each.row, each.reason, rows[each.row].as_py()) for each in bad]
-    return FileRows(_fields(values), len(rows), len(lines), found)
+    return FileRows(_fields(values), len(rows), len(lines), found, places)
 
 
 def read_csv_rows(

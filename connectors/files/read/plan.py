@@ -17,7 +17,7 @@ from headrace.connectors.files.read.folders import Folder, FoundFile, archive, o
 from headrace.connectors.files.read.formats import ReadFormat
 from headrace.connectors.files.read.globs import name_glob
 from headrace.connectors.files.read.split import FileSplit, shown
-from headrace.connectors.files.store import TABLES, given_path, is_local
+from headrace.connectors.files.store import TABLES, given_path, is_local, shown_address, store_of
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, StateError, UsageError
 
 log = logging.getLogger(__name__)
@@ -91,11 +91,13 @@ class FilePlan:
     def _check_archive(self, after_read: str) -> None:
         target = after_read.removeprefix(_ARCHIVE)
         if target == after_read or not target:
-            raise UsageError(f"after_read must be 'delete' or 'archive:<folder>', not {after_read!r}")
+            raise UsageError(f"after_read must be 'delete' or 'archive:<folder>', not {shown_address(after_read)!r}")
         if self.filesystem is None:
             target = given_path(target)
-            if target.partition("://")[0] != self.path.partition("://")[0] and not is_local(target) == is_local(self.path):
-                raise UsageError(f"the archive {target} must be in the filesystem of {self.path}")
+            if store_of(target) != store_of(self.path):
+                raise UsageError(
+                    f"the archive {target} must be in the filesystem of {self.path}: an address with the same scheme and host"
+                )
         if f"{target}/".startswith(f"{self.path.rstrip('/')}/"):
             raise UsageError(f"the archive {target} must not be in the folder that is read, {self.path}")
         self.after_read = _ARCHIVE + target

@@ -32,9 +32,10 @@ class FileSource(Source[FileSplit]):
     - `format`: "parquet" (default), "arrow" (IPC files and streams), "avro" (containers), "jsonl", "csv" or `Csv(...)`, or
       "text", whose lines are the column `value`. Files of the last three may be packed: `.gz`, `.zst`, `.bz2`.
     - `schema`: of the rows; columns are found by name. One that a file lacks is null, narrower numbers are widened, times get
-      the unit, and any other type, a value that would change, a name in another case or with spaces, or none of the columns is
-      a bad file; of JSON such fields are null. Default: that of the oldest file, or what its first lines suggest, inferred at
-      the first use and kept in checkpoints. Where several processes read, and files are removed meanwhile, give it.
+      the unit, and any other type, a value that would change, a name in another case or with spaces, or none of the columns, or
+      of a struct's fields, is a bad file; of JSON such fields are null. Default: that of the oldest file, or what its first
+      lines suggest, inferred at the first use and kept in checkpoints. Where several processes read, and files are removed
+      meanwhile, give it.
     - `columns`: only these are read, in this order; `_metadata` (path, size, modified) must be asked for. Default: all.
     - `watch`: also read files that come later (default False). `discovery_interval_s` (default 10): seconds between listings.
     - `pattern`: only files with such names, as `*.csv` (default: all), a glob of Hadoop: `?`, `*`, `[a-c]`, `[^a]`, `{a,b}`,
@@ -45,10 +46,11 @@ class FileSource(Source[FileSplit]):
       whose name sorts before it is never read.
     - `max_file_age_s`: how far behind the newest file read an older one may still appear (default 7 days). Files with older
       times are not read any more, except by the first listing. The newest 50,000 are remembered at most, so where more of
-      them come within that time it is shorter.
+      them come within that time it is shorter. A file that is forgotten so is read again where it changes.
     - `on_changed_file`: what becomes of a file that changes after it was found, or whose name is used again: "fail" (default)
       raises DataLossError; "ignore" keeps what was read; "reread" reads all of it again, where files are watched.
-    - `fail_on_data_loss`: whether a file that is gone before it was read raises DataLossError (default), or is left out.
+    - `fail_on_data_loss`: whether a file that is gone before it was read raises DataLossError (default), or is left out. Of a
+      bounded read that continues from a checkpoint also one that has changed: what is there is counted.
     - `on_bad_record`: what becomes of a line that is not of the schema, and of a file that cannot be read: "fail" (default)
       raises CorruptDataError; "keep" has nulls, and the columns badValue, badReason and deadLetter when they are asked for;
       "skip" leaves it out, and counts it. A file that is bad in its middle is one bad record, and is not read further.
@@ -155,6 +157,16 @@ class FileSource(Source[FileSplit]):
         """{"newest_modified_ms": when the newest file was modified, None where there was none}."""
         newest = None if cursor is None else Remembered.restored(cursor["found"]).end
         return {"newest_modified_ms": None if newest is None else newest[0]}
+
+    @property
+    def needs_finished(self) -> bool:
+        """If `after_read` is given."""
+        return self.plan.after_read is not None
+
+    @property
+    def publishes(self) -> bool:
+        """If `after_read` is given."""
+        return self.needs_finished
 
     def splits_finished(self, splits: Sequence[FileSplit]) -> None:
         """Archive or delete the files, if that is asked for. What fails is logged, and the file stays."""

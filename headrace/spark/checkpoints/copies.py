@@ -39,8 +39,8 @@ def fork(checkpoint: logs.SparkCheckpoint) -> CopyPlan:
     for source in batch.sources if batch is not None else ():
         if source.text is not None and _source_name(source.text) == "postgresql-changes":
             raise StateError(
-                f"source {source.name} reads a replication slot, and only one query can: start another query with another slot, "
-                "and a new checkpoint"
+                f"source {source.name} reads a replication slot, and only one query can: start another query with "
+                "another slot and a new checkpoint"
             )
     return _new_query()
 

@@ -337,6 +337,68 @@ def test_names_differ_in_more_than_case_and_spaces(tmp_path, format_):
     assert rows(FileSource(tmp_path, format=format_, schema=both))[0] == (None, 0)
 
 
+def around(column: str, kind: pa.DataType) -> pa.DataType:
+    kinds = {"s": kind, "l": pa.list_(kind), "m": pa.map_(pa.string(), kind), "i": pa.struct([("s", kind)])}
+    return kinds[column]
+
+
+@pytest.mark.parametrize("column", ["s", "l", "m", "i"])
+@pytest.mark.parametrize("format_", ["parquet", "arrow", "avro"])
+def test_names_of_fields_differ_in_more_than_case_and_spaces(tmp_path, format_, column):
+    """As those of columns; a struct with none of the fields would be null in all of them, too."""
+    kind, value = pa.struct([("a", pa.int64()), ("b", pa.string())]), {"a": 1, "b": "x"}
+    row = {"s": value, "l": [value], "m": {"k": value}, "i": {"s": value}}
+    if format_ == "avro":
+        fields = [{"name": "a", "type": "long"}, {"name": "b", "type": "string"}]
+        record = {"type": "record", "name": "s", "fields": fields}
+        inner = {"type": "record", "name": "i", "fields": [{"name": "s", "type": "s"}]}
+        kinds = [record, {"type": "array", "items": "s"}, {"type": "map", "values": "s"}, inner]
+        columns = [{"name": name, "type": kind} for name, kind in zip(row, kinds, strict=True)]
+        with (tmp_path / "f").open("wb") as file:
+            pytest.importorskip("fastavro").writer(file, {"type": "record", "name": "r", "fields": columns}, [row])
+    else:
+        schema = pa.schema([(name, around(name, kind)) for name in row])
+        {"parquet": parquet, "arrow": arrow}[format_](
+            tmp_path / "f", pa.Table.from_pylist([row | {"m": [("k", value)]}], schema)
+        )
+
+    def source_of(*fields):
+        return FileSource(tmp_path, format=format_, schema=pa.schema([(column, around(column, pa.struct(fields)))]))
+
+    with pytest.raises(CorruptDataError, match=f"its column '{column}': it has 'a', and not 'A'"):
+        rows(source_of(("A", pa.int64()), ("b", pa.string())))
+    with pytest.raises(CorruptDataError, match=f"its column '{column}': it has none of the fields y, z, and has a, b"):
+        rows(source_of(("y", pa.int64()), ("z", pa.string())))
+    (read,) = rows(source_of(("z", pa.string()), ("b", pa.string())))
+    assert str({"z": None, "b": "x"}) in str(read)
+
+
+def test_encodings_that_arrow_casts_from_none_are_a_bad_file(tmp_path):
+    """Decoded in a column and in a struct, and not in a list."""
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int32()), pa.array(["x"]))
+    arrow(tmp_path / "1", pa.table({"s": pa.StructArray.from_arrays([runs], ["r"]), "r": runs}))
+    assert rows(FileSource(tmp_path, format="arrow")) == [({"r": "x"}, "x")] * 2
+    arrow(tmp_path / "1", pa.table({"r": pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), runs)}))
+    with pytest.raises(CorruptDataError, match="1, record 0: the file cannot be read here: Unsupported cast from run_end"):
+        rows(FileSource(tmp_path, format="arrow"))
+    assert rows(FileSource(tmp_path, format="arrow", on_bad_record="skip")) == []
+
+
+@pytest.mark.parametrize("name", ["line", "Value", " value"])
+def test_lines_of_text_are_the_column_value(tmp_path, name):
+    """Or all rows would be null, where Spark's own reader gives the lines under any one name."""
+    (tmp_path / "day=1").mkdir()
+    (tmp_path / "day=1" / "f").write_text("x\n")
+    days = pa.schema([("day", pa.int64())])
+    for columns in (None, ["day"]):
+        source = FileSource(tmp_path, format="text", schema=days.append(pa.field(name, pa.string())), columns=columns)
+        with pytest.raises(CorruptDataError, match=f"a line of text is the column 'value', and the schema has '{name}'"):
+            rows(source)
+    assert rows(FileSource(tmp_path, format="text", schema=days)) == [1]
+    more = pa.schema([*days, ("value", pa.string()), (name, pa.string())])
+    assert rows(FileSource(tmp_path, format="text", schema=more)) == [(1, "x", None)]
+
+
 @pytest.mark.parametrize("write", [parquet, arrow])
 def test_columns_are_found_by_name(tmp_path, write):
     """Missing ones are null, others may come in any order, and narrower numbers are widened; what does not fit is refused."""
@@ -755,6 +817,23 @@ def test_a_long_line_is_not_copied_again_and_again():
         assert 1 < file.reads < 25
 
 
+@pytest.mark.parametrize("batch_rows", [2, 5, 100])
+@pytest.mark.parametrize("format_", ["csv", Csv(newlines_in_values=True), "jsonl"], ids=["csv", "newlines", "jsonl"])
+def test_blank_lines_are_counted_where_a_record_is_named(tmp_path, format_, batch_rows):
+    """A record has one number, in messages and in dead letters, however many are read at once."""
+    lines = (
+        ['{"a":0}', "", "", "", '{"a":"x"}', '{"a":5}', '{"a":"y"}'] if format_ == "jsonl" else ["0", "", "", "", "x", "5", "y"]
+    )
+    (tmp_path / "f").write_text("".join(f"{line}\n" for line in (lines if format_ == "jsonl" else ["a", *lines])))
+    schema = pa.schema([("a", pa.int64())])
+    with pytest.raises(CorruptDataError, match="f, record 4: "):
+        rows(FileSource(tmp_path, format=format_, schema=schema, batch_rows=batch_rows))
+    columns = ["deadLetter", "a"]
+    kept = FileSource(tmp_path, format=format_, schema=schema, batch_rows=batch_rows, columns=columns, on_bad_record="keep")
+    headers = [{each["key"]: each["value"] for each in letter["headers"]} for letter, _ in rows(kept) if letter]
+    assert [each["__connect.errors.offset"] for each in headers] == [b"4", b"6"]
+
+
 @pytest.mark.parametrize(("format_", "data", "bad"), BAD_LINES, ids=["csv", "jsonl"])
 @pytest.mark.parametrize("on_bad", MODES)
 @pytest.mark.parametrize("split_bytes", [1000, 5])
@@ -899,7 +978,7 @@ def test_names_of_any_bytes(tmp_path):
 def test_links_in_a_circle_hidden_and_empty_files(tmp_path):
     """A folder is listed once, whatever leads to it; links to nothing, what is hidden, and what is empty are left out."""
     parquet(tmp_path / "in" / "_day=1" / "a", TABLE.slice(0, 1))
-    for hidden in ("_temporary/b", ".git/c", "_d", ".e", "f._COPYING_"):
+    for hidden in ("_temporary/b", ".git/c", "_d", ".e", "f._COPYING_", "_day=1/_tmp=1"):
         parquet(tmp_path / "in" / hidden)
     (tmp_path / "in" / "empty").touch()
     (tmp_path / "in" / "up").symlink_to(tmp_path / "in")
@@ -924,8 +1003,9 @@ def memory_folder(**files: bytes) -> str:
 
 def test_a_store_of_fsspec(tmp_path):
     parquet(tmp_path / "a")
-    folder = memory_folder(a=(tmp_path / "a").read_bytes(), _b=b"x", c=b"")
+    folder = memory_folder(a=(tmp_path / "a").read_bytes(), _b=b"x", c=b"", **{"_tmp=1": b"x", "_t/a": b"x"})
     assert rows(FileSource(folder)) == ROWS
+    assert rows(FileSource(memory_folder(**{"_day=1/a": (tmp_path / "a").read_bytes()}), schema=AB)) == ROWS
     assert rows(FileSource(f"{folder}/a")) == ROWS
     folder = memory_folder(**{"a.csv.gz": gzip.compress(CSV.encode())})
     packed = FileSource(f"{folder}/a.csv.gz", format="csv", split_bytes=9)
@@ -1089,6 +1169,32 @@ def test_a_password_in_an_address_is_refused_and_not_shown(made):
     with pytest.raises(UsageError, match="a password in an address is printed with it") as error:
         made("sftp://user:guessme@host/in")
     assert "guessme" not in str(error.value)
+
+
+@pytest.mark.parametrize("made", [FileSource, FileSink, lambda path: FileSource("/in", after_read=f"archive:{path}")])
+@pytest.mark.parametrize("address", ["https://host/in?sig=guessme", "https:/host/in?sig=guessme&a=[1]"])
+def test_a_signature_in_an_address_is_not_shown(made, address):
+    with pytest.raises(UsageError, match=r"https:/?/host/in\?\.\.\.") as error:
+        made(address)
+    assert "guessme" not in str(error.value)
+
+
+@pytest.mark.parametrize(("path", "archive"), [
+    ("s3://b/in", "gs://b/done"), ("s3://b/in", "/done"), ("sftp://a@h/in", "sftp://a@other/done"), ("ftp://h/in", "ftp://i/done"),
+    ("abfs://c@account/in", "abfs://c@other/done"),
+])  # fmt: skip
+def test_an_archive_in_another_store_is_refused(path, archive):
+    """Or the file would be renamed within the source's store, to a path of that name."""
+    with pytest.raises(UsageError, match=f"the archive {archive} must be in the filesystem of {path}: "):
+        FileSource(path, after_read=f"archive:{archive}")
+
+
+@pytest.mark.parametrize(("path", "archive"), [
+    ("s3://b/in", "s3://other/done"), ("sftp://h/in", "sftp://h/done"), ("abfs://c@a/in", "abfs://d@a/done"),
+    ("memory://in", "memory://done"), ("/in", "file:///done"),
+])  # fmt: skip
+def test_an_archive_in_the_same_store(path, archive):
+    assert FileSource(path, after_read=f"archive:{archive}").plan.after_read == f"archive:{archive.removeprefix('file://')}"
 
 
 @pytest.mark.parametrize("arguments", [{"delimiter": ";;"}, {"quote": "\n"}, {"null_values": "NA"}])

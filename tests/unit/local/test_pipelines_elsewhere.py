@@ -409,6 +409,21 @@ class TestOnBeam:
         self.expanded(Pipeline(KafkaSource(kafka.bootstrap, topics=["in"], stop=Latest()), sink))
         assert Counter(map(int, (tmp_path / "lines").read_text().split())) == Counter(range(9))
 
+    @pytest.mark.parametrize("is_first_of_several", [False, True])
+    def test_files_are_archived_once_their_rows_are_durable(self, tmp_path, is_first_of_several):
+        (tmp_path / "in").mkdir()
+        (tmp_path / "in" / "f").write_text("0\n1\n")
+        schema = pa.schema([("value", pa.string())])
+        source = FileSource(tmp_path / "in", format="text", schema=schema, after_read=f"archive:{tmp_path / 'done'}")
+        if is_first_of_several:
+            (tmp_path / "last").mkdir()
+            source = Hybrid(source, then=FileSource(tmp_path / "last", format="text", schema=schema))
+        with pytest.raises(UsageError, match=r"archive or delete what was read .* read it with publish=True"):
+            ReadFromSource(source)
+        self.expanded(Pipeline(source, FunctionSink(partial(append_lines, tmp_path / "lines"))))
+        assert (tmp_path / "lines").read_text().split() == ["0", "1"]
+        assert os.listdir(tmp_path / "done") == ["f"]
+
     def test_each_of_several_sinks_gets_its_own_rows(self, kafka, tmp_path):
         produce(kafka, 0, 9)
         sinks = {name: FunctionSink(partial(append_lines, tmp_path / name)) for name in ("even", "odd")}

@@ -66,6 +66,13 @@ def test_what_has_several_stages_is_refused_before_there_is_a_frame(tmp_path):
         read_source(None, Hybrid(files[0], then=files[1]))
 
 
+def test_files_that_are_to_be_archived_are_refused(tmp_path):
+    """A frame may be read again, and reports to no source."""
+    schema = pa.schema([("value", pa.string())])
+    with pytest.raises(UsageError, match=r"'files' is to archive or delete what was read .* read it as a stream"):
+        read_source(None, FileSource(tmp_path, format="text", schema=schema, after_read="delete"))
+
+
 def test_a_trigger_of_a_pipelines_query_is_a_mapping(source):
     with pytest.raises(UsageError, match=r"trigger must be a mapping, such as \{'availableNow': True\}, not 'availableNow'"):
         Pipeline(source, FunctionSink(print)).start_on_spark(None, checkpointLocation="c", trigger="availableNow")

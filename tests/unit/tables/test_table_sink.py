@@ -625,6 +625,8 @@ def test_what_cannot_be_honoured_is_refused_at_once(options, message):
 
 
 def test_no_secret_is_shown():
+    with pytest.raises(UsageError, match=r"abfss://c@a/t\?\.\.\.: a signature in an address is printed with it"):
+        DeltaSink("abfss://c@a/t?sig=s3cret")
     assert "s3cret" not in repr(DeltaSink("s3://bucket/table", storage_options={"AWS_SECRET_ACCESS_KEY": "s3cret"}))
 
 
