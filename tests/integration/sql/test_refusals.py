@@ -1,5 +1,6 @@
 """What a database refuses for good ends a run at once, with the database's text; what may pass is retried."""
 
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -8,6 +9,7 @@ import pytest
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.upsert import UpsertSink
+from headrace.connectors.sql.url import driver_engine, task_engine
 from headrace.enumerator.errors import HeadraceError, RunFailedError, UnclassifiedError, UsageError
 from headrace.kafka import KafkaSource, Latest
 from headrace.run import ExponentialDelay, Pipeline
@@ -77,6 +79,30 @@ def test_a_table_that_loses_committed_rows_in_a_crash_is_refused(rig):
                 sink.check_rows(batch([1]).schema)
         rig.execute(f"DROP TABLE {rig.table}")
     rig.create(columns)
+
+
+@pytest.mark.parametrize("setting", ["off", "local", "remote_apply"])
+def test_a_commit_waits_for_the_servers_disk_whatever_the_role_has_set(server, setting):
+    """A crash of the server took an upsert's epoch that was recorded. Other waits are not made weaker."""
+    url = f"{server('postgresql').url}?options=-c%20synchronous_commit%3D{setting}"
+    for engine in (driver_engine(url, 5), task_engine(url, 5)):
+        with closing(engine.connect()) as connection:
+            assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == {"off": "on"}.get(setting, setting)
+        engine.dispose()
+
+
+def test_a_server_whose_commits_do_not_wait_for_the_disk_is_warned_of_once(server, caplog):
+    """No session can change that, and servers of copies may have it so."""
+    rig = SqlRig(server("mariadb").url)
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    rig.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
+    try:
+        for sink in sinks(rig) * 2:
+            sink.check_rows(batch([1]).schema)
+    finally:
+        rig.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+    (said,) = [record.message for record in caplog.records if "flush_log" in record.message]
+    assert "has innodb_flush_log_at_trx_commit=2, so a crash of the server takes committed rows with it" in said
 
 
 def test_a_row_without_a_partition_is_refused_for_good(rig):
