@@ -121,7 +121,7 @@ _UNFLUSHED = (  # of the server: no session can set them
 def check_durable(connection: Connection, table: Table) -> None:
     """Raise UsageError for a table that may lose committed rows in a crash of the server: no job would write them again.
 
-    Of a server that lets its transactions' log wait, as the administrator wants it, there is a warning.
+    Of a server that loses them when its machine crashes, and not itself, there is a warning.
     """
     place, costs = _place(connection, table.name), "so a crash of the server takes committed rows with it"
     if table.product is Product.POSTGRESQL and (found := connection.execute(text(_UNLOGGED), place).scalars().all()):
@@ -133,7 +133,10 @@ def check_durable(connection: Connection, table: Table) -> None:
     if table.product is Product.MYSQL and (unflushed := connection.execute(text(_UNFLUSHED)).all()):
         found = ", ".join(f"{name}={value}" for name, value in unflushed)
         url = connection.engine.url
-        _warn_once(f"the server {url.host}:{url.port or 3306} has {found}, {costs}, and no job writes them again: set it to 1")
+        said = f"the server {url.host}:{url.port or 3306} has {found}, {costs}, and no job writes them again: set it to 1"
+        if any(value == "0" for _, value in unflushed):
+            raise UsageError(said)
+        _warn_once(said)
 
 
 @functools.cache

@@ -60,8 +60,8 @@ def _session(product: Product, lock_timeout_s: float) -> tuple[str, ...]:
     """What every session is set to first: strict, in UTC, durable, without limits but for how long to wait for locks."""
     if product is Product.POSTGRESQL:
         timeout = max(1, round(lock_timeout_s * 1000))
-        zone, encoding = "SET TIME ZONE 'UTC'", "SET client_encoding TO 'UTF8'"
-        return zone, encoding, f"SET lock_timeout TO {timeout}", NO_LIMITS, _DURABLE
+        zone, encoding, nulls = "SET TIME ZONE 'UTC'", "SET client_encoding TO 'UTF8'", "SET array_nulls TO on"
+        return zone, encoding, nulls, f"SET lock_timeout TO {timeout}", NO_LIMITS, _DURABLE
     seconds = max(1, round(lock_timeout_s))
     timeouts = f"innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
     return (f"SET SESSION sql_mode = '{_SQL_MODE}', time_zone = '+00:00', {timeouts}, {_NO_LIMITS}",)
