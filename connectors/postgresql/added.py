@@ -105,15 +105,17 @@ class AddedTables:
 
         No entry publishes such a table in `published_by`, so it is known then that its copy has rows.
         """
-        known = dict(split.published_by)
-        of_read = {oid: entries for oid, entries in known.items() if split.has_rows_of(oid)}
+        entries_of = dict(split.published_by)
+        of_read = {oid: entries for oid, entries in entries_of.items() if split.has_rows_of(oid)}
         published = {each.table.oid: of_read.get(each.table.oid) or each.published_by for each in self._followed}
         if split.tables is not None:
-            if again := [each.table.full_name for each in self._followed if known.get(each.table.oid) == ()]:
+            if again := [each.table.full_name for each in self._followed if entries_of.get(each.table.oid) == ()]:
                 log.warning("%s: the rows are read again; those that were deleted meanwhile stay in the copy", ", ".join(again))
-            left = [oid for oid, entries in known.items() if oid in of_read or not entries]
+            left = [oid for oid, entries in entries_of.items() if oid in of_read or not entries]
             published = {**dict.fromkeys(left, ()), **published}
-        split = replace(split, published_by=tuple(published.items()))
+        known, now = split.options, self._followed[0].options
+        is_other = known is None or now is None or known[:2] != now[:2]  # what else has changed is for the discovery
+        split = replace(split, published_by=tuple(published.items()), options=now if is_other else known)
         if split.tables is None:
             return split
         tables = tuple((each.table.full_name, each.table.oid) for each in self._followed if split.has_rows_of(each.table.oid))

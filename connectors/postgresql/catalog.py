@@ -365,9 +365,30 @@ class PublishedTable:
         return f"{self.schema}.{self.name}"
 
 
+class PublicationOptions(NamedTuple):
+    """Of a publication. `operations`: in alphabetical order. `version`: another one after each ALTER PUBLICATION of an option,
+    of the name or the owner; not after one of tables."""
+
+    name: str
+    owner: str
+    operations: tuple[str, ...]
+    version: int
+
+    def may_have_hidden(self, before: PublicationOptions) -> bool:
+        """Whether the log may lack changes since this was as `before`, where the options do not show what was altered.
+
+        An operation that is no longer published is shown, and is one that the copy lacks; not so where it is back.
+        """
+        is_shown = self[:2] != before[:2] or not {*self.operations}.issuperset(before.operations)
+        return self.version != before.version and not is_shown
+
+
 @dataclass(frozen=True, slots=True)
 class PgPublication:
-    """`operations`: those of insert, update, delete, truncate. `tables` has roots where it is `via_root`, else partitions."""
+    """`operations`: those of insert, update, delete, truncate. `tables` has roots where it is `via_root`, else partitions.
+
+    `version`: as of `PublicationOptions`.
+    """
 
     name: str
     owner: str
@@ -375,6 +396,11 @@ class PgPublication:
     via_root: bool
     operations: frozenset[str]
     tables: tuple[PublishedTable, ...]
+    version: int = 0
+
+    @property
+    def options(self) -> PublicationOptions:
+        return PublicationOptions(self.name, self.owner, tuple(sorted(self.operations)), self.version)
 
     @property
     def unpublished(self) -> frozenset[str]:
@@ -397,8 +423,8 @@ _PUBLISHED_SCHEMAS = f"""
 def read_publication(connection: Connection, name: str) -> PgPublication | None:
     """None where there is none of this name."""
     row = connection.execute(
-        "SELECT pg_get_userbyid(pubowner), puballtables, pubviaroot, pubinsert, pubupdate, pubdelete, pubtruncate"
-        " FROM pg_publication WHERE pubname = %s",
+        "SELECT pg_get_userbyid(pubowner), puballtables, pubviaroot, xmin::text::bigint, pubinsert, pubupdate, pubdelete,"
+        " pubtruncate FROM pg_publication WHERE pubname = %s",
         [name],
     ).fetchone()
     if row is None:
@@ -423,9 +449,9 @@ def read_publication(connection: Connection, name: str) -> PgPublication | None:
         PublishedTable(oid, schema, table, None if columns is None else tuple(columns), row_filter, tuple(entries))
         for oid, schema, table, columns, row_filter, entries in tables
     )
-    owner, all_tables, via_root, *allowed = row
+    owner, all_tables, via_root, version, *allowed = row
     operations = frozenset(each for each, is_published in zip(OPERATIONS, allowed, strict=True) if is_published)
-    return PgPublication(name, owner, all_tables, via_root, operations, published)
+    return PgPublication(name, owner, all_tables, via_root, operations, published, version)
 
 
 def publications_of(connection: Connection, entries: Collection[int]) -> set[str]:

@@ -20,11 +20,13 @@ from headrace.connectors.postgresql.splits import (
     Key,
     LogSplit,
     Origin,
+    read_options,
     read_origin,
     read_published,
     read_seam,
     read_tables,
     seam_of,
+    stored_options,
     stored_origin,
     stored_published,
     stored_seam,
@@ -122,6 +124,7 @@ def start_of_log(splits: Sequence[ChangesSplit]) -> JsonObject:
         "seam": stored_seam(seam_of(chunks)),
         "published_by": stored_published([*published.items()]),
         "columns": columns,
+        "options": chunks[0].options and stored_options(chunks[0].options),
     }
 
 
@@ -148,11 +151,13 @@ class ChunkDiscovery(SplitDiscovery[ChangesSplit]):
 
 def _cut(connection: psycopg.Connection, followed: Followed, rows: int, place: Origin, floor: int) -> Iterator[ChunkSplit]:
     table, key = followed.table, chunk_key(followed.table)
-    columns = NamesSum.of(table.names)
+    columns, options = NamesSum.of(table.names), followed.options
     bounds: list[Key | None] = [None, *lower_bounds(connection, followed, key, rows), None]
     for number, (lower, upper) in enumerate(pairwise(bounds)):
         published = followed.published_by
-        yield ChunkSplit(0, table.full_name, table.oid, number, key, lower, upper, place, floor, None, published, columns)
+        yield ChunkSplit(
+            *(0, table.full_name, table.oid, number, key, lower, upper, place, floor, None, published, columns, options)
+        )
 
 
 class LogDiscovery(SplitDiscovery[ChangesSplit]):
@@ -171,6 +176,7 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
         self._source = source
         self._number, self._end, self._stage, self._tables = number, end, stage, tables
         self._said: dict[str, str] = {}
+        self._left: set[int] = set()
 
     def initial(self) -> DiscoveryResult[ChangesSplit]:
         """Raises UsageError for a table with a column that was renamed behind its chunks."""
@@ -182,26 +188,31 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
                 check_sum(each.table.full_name, read_sum(sums.get(str(each.table.oid))), each.table.names)
             tables, seam = read_tables(stored_object(self._end["tables"])), read_seam(stored_object(self._end["seam"]))
             published = read_published(stored_object(self._end["published_by"]))
-            split = LogSplit(self._number, read_origin(self._end["position"]), tables, 0, seam, published, columns)
+            place, options = read_origin(self._end["position"]), read_options(self._end.get("options"))
+            split = LogSplit(self._number, place, tables, 0, seam, published, columns, options)
         else:
             published = tuple((each.table.oid, each.published_by) for each in followed)
             with translated(self._source.url, "making a slot"), connect(self._source.url) as connection:
                 place, _ = slot_place(connection, self._source.slot)
-            split = LogSplit(self._number, place, self._tables, published_by=published, columns=columns)
+            options = followed[0].options
+            split = LogSplit(self._number, place, self._tables, published_by=published, columns=columns, options=options)
         return DiscoveryResult([split], stage=self._stage)
 
     def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
         """Raises DataLossError for a table that was out of the publication: nothing later lets the job have its changes.
 
-        And UsageError if the changes until now were those of another publication.
+        And for a publication that may have left out changes. UsageError if those until now were of another publication.
         """
         source = self._source
+        _ = source.followed  # what a new split has is from before what is read here
         with translated(source.url, "reading the publication"), connect(source.url) as connection:
             publication = catalog.read_publication(connection, source.publication)
             published = {} if publication is None else {table.oid: table for table in publication.tables}
             for split in known.values():
                 if isinstance(split, LogSplit):
                     self._check_published(connection, split, published)
+                    if publication is not None:
+                        self._check_options(split, published, publication.options)
         self._say_what_has_changed(published, frozenset() if publication is None else publication.unpublished)
         return DiscoveryResult((), stage=self._stage, replan=self._replan(published))
 
@@ -211,7 +222,12 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
         known, publication = dict(split.published_by), self._source.publication
         for each in self._source.followed:
             oid, table = each.table.oid, each.table.full_name
-            entries = known.get(oid) if oid in published and split.has_rows_of(oid) else None
+            if not split.has_rows_of(oid):
+                continue
+            if oid not in published:
+                self._left.add(oid)
+                continue
+            entries = known.get(oid)
             if entries and set(entries).isdisjoint(published[oid].published_by):
                 if others := ", ".join(sorted(catalog.publications_of(connection, entries) - {publication})):
                     raise UsageError(
@@ -222,6 +238,21 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
                     f"table {table} was taken out of publication {publication} and added again, so the log lacks what was "
                     f"changed between: {NEW_SNAPSHOT}"
                 )
+            if oid in self._left:
+                raise DataLossError(
+                    f"table {table} was out of publication {publication} for a while, so the log lacks what was changed "
+                    f"between: {NEW_SNAPSHOT}"
+                )
+
+    def _check_options(self, split: LogSplit, published: Collection[int], now: catalog.PublicationOptions) -> None:
+        known = dict(split.published_by)
+        tables = [each.table for each in self._source.followed if known.get(each.table.oid) and each.table.oid in published]
+        read = ", ".join(table.full_name for table in tables if split.has_rows_of(table.oid))
+        if read and split.options is not None and now.may_have_hidden(split.options):
+            raise DataLossError(
+                f"the options of publication {now.name} have changed since this job has read {read}, so the log may lack "
+                f"what was changed between: {NEW_SNAPSHOT}"
+            )
 
     def _say_what_has_changed(self, published: Mapping[int, catalog.PublishedTable], unpublished: Collection[str]) -> None:
         """The server sends no changes of a table that left the publication, and no word of that."""

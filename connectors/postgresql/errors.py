@@ -28,6 +28,7 @@ _STATES: dict[str, type[HeadraceError]] = {
     "25006": RetriableError,  # read-only: a standby, until it is promoted
     "25P03": RetriableError,  # idle in a transaction for too long
     "25P04": RetriableError,  # a transaction that took too long
+    "26": UsageError,  # no such prepared statement: of another session
     "28": AuthenticationError,
     "2F": UsageError,  # a function or trigger
     "38": UsageError,  # the same, in another language

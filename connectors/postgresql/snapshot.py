@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as pc
 from psycopg import sql
 
-from headrace.connectors.postgresql.catalog import flush_log, read_log_end, read_names
+from headrace.connectors.postgresql.catalog import PublicationOptions, flush_log, read_log_end, read_names
 from headrace.connectors.postgresql.columns import check_names
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.splits import Key, Seen, TableSeam
@@ -40,7 +40,7 @@ class Followed:
     """A table as its publication has it. `row_filter`: the condition that its rows and changes have to meet, as SQL.
 
     `known_at`: where the log was when its columns were asked for. `published_by`: as of `PublishedTable`.
-    `has_old_rows`: whether updates or deletes are published.
+    `has_old_rows`: whether updates or deletes are published. `options`: of the publication.
     """
 
     table: PgTable
@@ -49,6 +49,7 @@ class Followed:
     known_at: int
     published_by: tuple[int, ...] = ()
     has_old_rows: bool = True
+    options: PublicationOptions | None = None
 
 
 def created_again(table: str) -> DataLossError:

@@ -278,7 +278,9 @@ def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[
         roots = {each.oid: tables[each.root] for each in relations if each.kind == "r" and each.root in tables}
         _check_partitions(catalog.read_tables(connection, roots, {}), roots)
     found = (
-        Followed(tables[oid], each.row_filter, kinds.get(oid) == "p", known_at, each.published_by, has_old_rows)
+        Followed(
+            tables[oid], each.row_filter, kinds.get(oid) == "p", known_at, each.published_by, has_old_rows, publication.options
+        )
         for oid, each in published.items()
     )
     return tuple(sorted(found, key=lambda each: each.table.full_name))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headrace.connectors.postgresql.catalog import PublicationOptions
 from headrace.connectors.postgresql.columns import Names, NamesSum, read_columns, read_sum, stored_columns
 from headrace.enumerator.envelope import stored_number, stored_object, stored_text
 from headrace.enumerator.source import JsonObject, SplitSerializer
@@ -42,6 +43,7 @@ class ChunkSplit:
     `oid`: of the table, which has another one when it is created again. `key`: the columns it is cut by, empty: not at all.
     `slot`: where the log starts behind the snapshot. `floor`: an LSN before every change in it. `seen`: None until it is read.
     `published_by`: as of `PublishedTable`. `columns`: of the table as it was cut; None where an older headrace cut it.
+    `options`: of the publication then; None where an older headrace cut it.
     """
 
     stage: int
@@ -56,6 +58,7 @@ class ChunkSplit:
     seen: Seen | None = None
     published_by: tuple[int, ...] = ()
     columns: NamesSum | None = None
+    options: PublicationOptions | None = None
 
     @property
     def split_id(self) -> str:
@@ -91,6 +94,7 @@ class LogSplit:
     no change can be in a chunk. `tables`: those whose rows are read, with their oids; None where no rows are wanted.
     `published_by`: of tables, by their oids, as of `PublishedTable`: the log has their changes while one of these stays.
     `columns`: names of columns as a reader last had them, by the tables' oids; none where an older headrace read them.
+    `options`: of the publication since which the log has all changes of the tables; None where an older headrace read it.
     """
 
     stage: int
@@ -100,6 +104,7 @@ class LogSplit:
     seam: Seam | None = None
     published_by: tuple[tuple[int, tuple[int, ...]], ...] = ()
     columns: tuple[tuple[int, Names], ...] = ()
+    options: PublicationOptions | None = None
 
     @property
     def split_id(self) -> str:
@@ -176,6 +181,19 @@ def read_published(data: JsonObject) -> tuple[tuple[int, tuple[int, ...]], ...]:
     return tuple((int(oid), _numbers(entries)) for oid, entries in data.items())
 
 
+def stored_options(options: PublicationOptions) -> list[str | int | list[str]]:
+    """As a JSON list."""
+    return [options.name, options.owner, [*options.operations], options.version]
+
+
+def read_options(data: Any) -> PublicationOptions | None:  # noqa: ANN401 - JSON
+    """What `stored_options` gave, or None. TypeError and ValueError mean damaged data."""
+    if data is None:
+        return None
+    name, owner, operations, version = data
+    return PublicationOptions(stored_text(name), stored_text(owner), _key(operations), stored_number(version))
+
+
 def _numbers(data: Any) -> tuple[int, ...]:  # noqa: ANN401 - JSON
     if not isinstance(data, list):
         raise TypeError(f"{data!r} is not a list of numbers")
@@ -197,7 +215,8 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
     "upper": null, "slot": {"system": "7", "timeline": 1, "lsn": 9}, "floor": 8, "seen": null, "published_by": [16390]}. The
     log: {"stage": 1,
     "position": {...}, "tables": {"public.t": 16385}, "skip": 0, "seam": null, "published_by": {"16385": [16390]}}.
-    Where it is known, a chunk also has "columns": [2, 0, 3421780262], the log {"16385": ["id", "value"]}.
+    Where it is known, a chunk also has "columns": [2, 0, 3421780262], the log {"16385": ["id", "value"]}, and both have
+    "options": ["orders", "app", ["delete", "insert"], 742].
     """
 
     version = 1
@@ -215,6 +234,7 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
                 "seam": seam,
                 "published_by": stored_published(split.published_by),
                 **({"columns": stored_columns(split.columns)} if split.columns else {}),
+                **({"options": stored_options(split.options)} if split.options else {}),
             }
         seen = None if split.seen is None else {"snapshot": split.seen.snapshot, "lsn": split.seen.lsn}
         return {
@@ -230,6 +250,7 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
             "seen": seen,
             "published_by": list(split.published_by),
             **({"columns": list(split.columns)} if split.columns else {}),
+            **({"options": stored_options(split.options)} if split.options else {}),
         }
 
     def deserialize(self, version: int, data: JsonObject) -> ChangesSplit:
@@ -241,7 +262,12 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
             tables = None if data["tables"] is None else read_tables(stored_object(data["tables"]))
             published = read_published(stored_object(data["published_by"]))
             columns = read_columns(stored_object(data.get("columns", {})))
-            return LogSplit(stage, read_origin(data["position"]), tables, stored_number(data["skip"]), seam, published, columns)
+            position, skip, options = (
+                read_origin(data["position"]),
+                stored_number(data["skip"]),
+                read_options(data.get("options")),
+            )
+            return LogSplit(stage, position, tables, skip, seam, published, columns, options)
         seen = data["seen"]
         return ChunkSplit(
             stage,
@@ -256,4 +282,5 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
             None if seen is None else Seen(stored_text(seen["snapshot"]), stored_number(seen["lsn"])),
             _numbers(data["published_by"]),
             read_sum(data.get("columns")),
+            read_options(data.get("options")),
         )

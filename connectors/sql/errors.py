@@ -36,6 +36,7 @@ _NUMBERS: dict[int, _Kind] = {
         # values that the column cannot hold, and rows that are too large
         1048, 1118, 1153, 1264, 1265, 1292, 1364, 1366, 1367, 1406, 1411, 1416, 1690, 3140, 3141, 3144, 3156, 3157, 3903, 4078,
         1267,  # a text that a column's character set does not have
+        1665,  # a format of the binary log that has no transactions in READ COMMITTED
         # keys, foreign keys, checks, partitions, views, generated columns
         1022, 1062, 1169, 1216, 1217, 1369, 1451, 1452, 1526, 1586, 1591, 1748, 1761, 1762, 1906, 1907, 3105, 3819, 4025,
         1172, 1242, 1329, 1339, 1362, 1422, 1442, 1456, 1642, 1643, 1644, 1645,  # SIGNAL, triggers
@@ -55,6 +56,9 @@ _SQLITE: dict[int, _Kind] = {
     ), UsageError),
 }  # fmt: skip
 _PRIMARY = 0xFF
+
+POOLED = "as the address leads to a pooler in transaction mode: give that of the server, or of a pool in session mode"
+_OF_SESSIONS = ("26000", "42P05")  # of prepared statements: one that there is not, or that there is
 
 # What a driver itself refuses has no code.
 _BY_NAME: dict[str, _Kind] = {
@@ -91,7 +95,8 @@ def translated(engine: Engine, doing: str) -> Iterator[None]:
         text = text_of(error)
         if engine.url.password:
             text = text.replace(str(engine.url.password), "***")
-        raise _kind_of(error)(f"{doing}: {text}") from error
+        why = f", {POOLED}" if code_of(error) in _OF_SESSIONS else ""
+        raise _kind_of(error)(f"{doing}: {text}{why}") from error
 
 
 def _driver_error(error: BaseException) -> BaseException:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from headrace.connectors.sql.arrow import Field, copy_lines
 from headrace.connectors.sql.commits import COMMITS
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
-from headrace.connectors.sql.errors import code_of
+from headrace.connectors.sql.errors import POOLED, code_of
 from headrace.connectors.sql.handles import is_gid
 from headrace.connectors.sql.table import Table
 from headrace.enumerator.errors import RetriableError, UsageError
@@ -65,19 +65,23 @@ class PostgreSql(TwoPhaseDatabase):
 
     @contextmanager
     def lock(self, connection: Connection, name: str, timeout_s: float) -> Iterator[None]:
-        """An advisory lock. The session's lock timeout is of this length already."""
+        """An advisory lock. The session's lock timeout is of this length already. Raises UsageError where it has no session."""
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
         try:
-            connection.exec_driver_sql(f"SELECT pg_advisory_lock({number})")
+            _, holder = connection.exec_driver_sql(f"SELECT pg_advisory_lock({number}), pg_backend_pid()").one()
         except DBAPIError as error:
             if code_of(error) != _LOCK_NOT_AVAILABLE:
                 raise
             raise RetriableError(
                 f"another driver has held the lock {name!r} for {timeout_s:g} s: end its process, or its session, which is the "
-                f"one in pg_locks with the advisory lock {number}"
+                f"one in pg_locks with the advisory lock {number}. It may be the session of a pooler, which must not be in "
+                "transaction mode"
             ) from error
+        if connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one() != holder:
+            raise UsageError(f"the lock {name!r} is of another session now, {POOLED}")
         yield
-        connection.exec_driver_sql(f"SELECT pg_advisory_unlock({number})")
+        if not connection.exec_driver_sql(f"SELECT pg_advisory_unlock({number})").scalar_one():
+            raise UsageError(f"the lock {name!r} was of another session, {POOLED}")
 
 
 class _Writer(Writer):

@@ -6,6 +6,8 @@ long, a null where there may be none) are left to it.
 
 from __future__ import annotations
 
+import functools
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +25,8 @@ from headrace.connectors.sql.kept import refused_text, rule_of
 from headrace.connectors.sql.unique import UniqueKey, unique_keys
 from headrace.connectors.sql.url import Product
 from headrace.enumerator.errors import UsageError
+
+log = logging.getLogger(__name__)
 
 _KNOWN = (sql.Boolean, sql.Integer, sql.Float, sql.Numeric, sql.Date, sql.DateTime, sql.Time, _Binary)
 _DOUBLE_BITS = 64
@@ -108,10 +112,17 @@ _WITHOUT_TRANSACTIONS = (
     "SELECT engine FROM information_schema.tables WHERE table_schema = coalesce(:schema, database()) AND table_name = :name "
     "AND engine NOT IN (SELECT engine FROM information_schema.engines WHERE transactions = 'YES')"
 )
+_UNFLUSHED = (  # of the server: no session can set them
+    "SHOW GLOBAL VARIABLES WHERE value IN ('0', '2') "
+    "AND variable_name IN ('innodb_flush_log_at_trx_commit', 'rocksdb_flush_log_at_trx_commit')"
+)
 
 
 def check_durable(connection: Connection, table: Table) -> None:
-    """Raise UsageError for a table that may lose committed rows in a crash of the server: no job would write them again."""
+    """Raise UsageError for a table that may lose committed rows in a crash of the server: no job would write them again.
+
+    Of a server that loses them when its machine crashes, and not itself, there is a warning.
+    """
     place, costs = _place(connection, table.name), "so a crash of the server takes committed rows with it"
     if table.product is Product.POSTGRESQL and (found := connection.execute(text(_UNLOGGED), place).scalars().all()):
         raise UsageError(f"table {table.name!r}: unlogged is {', '.join(found)}, {costs}: run ALTER TABLE ... SET LOGGED")
@@ -119,6 +130,18 @@ def check_durable(connection: Connection, table: Table) -> None:
         raise UsageError(
             f"table {table.name!r} is stored by {engine}, which has no transactions, {costs}: run ALTER TABLE ... ENGINE=InnoDB"
         )
+    if table.product is Product.MYSQL and (unflushed := connection.execute(text(_UNFLUSHED)).all()):
+        found = ", ".join(f"{name}={value}" for name, value in unflushed)
+        url = connection.engine.url
+        said = f"the server {url.host}:{url.port or 3306} has {found}, {costs}, and no job writes them again: set it to 1"
+        if any(value == "0" for _, value in unflushed):
+            raise UsageError(said)
+        _warn_once(said)
+
+
+@functools.cache
+def _warn_once(said: str) -> None:
+    log.warning("%s", said)
 
 
 def _unescaped(name: str, product: Product) -> str:

@@ -52,11 +52,16 @@ _REFUSED = (ArgumentError, TypeError, ValueError, AttributeError, FileNotFoundEr
 """What is raised for parameters that no driver can use, and for files of certificates that cannot be read."""
 
 
+# What does not wait for the disk is undone by a crash, and no job would write it again. A stronger wait stays as it is.
+_DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+
+
 def _session(product: Product, lock_timeout_s: float) -> tuple[str, ...]:
-    """What every session is set to first: strict, in UTC, not to wait for locks for longer than this, without other limits."""
+    """What every session is set to first: strict, in UTC, durable, without limits but for how long to wait for locks."""
     if product is Product.POSTGRESQL:
         timeout = max(1, round(lock_timeout_s * 1000))
-        return "SET TIME ZONE 'UTC'", "SET client_encoding TO 'UTF8'", f"SET lock_timeout TO {timeout}", NO_LIMITS
+        zone, encoding, nulls = "SET TIME ZONE 'UTC'", "SET client_encoding TO 'UTF8'", "SET array_nulls TO on"
+        return zone, encoding, nulls, f"SET lock_timeout TO {timeout}", NO_LIMITS, _DURABLE
     seconds = max(1, round(lock_timeout_s))
     timeouts = f"innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
     return (f"SET SESSION sql_mode = '{_SQL_MODE}', time_zone = '+00:00', {timeouts}, {_NO_LIMITS}",)

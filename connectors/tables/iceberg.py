@@ -214,14 +214,20 @@ class _LoadedIceberg(LoadedTable):
     @property
     def _partitions(self) -> tuple[TablePartition, ...]:
         schema = self._table.schema()
+        sources = ((part, schema.find_column_name(part.source_id)) for part in self._table.spec().fields)
         return tuple(
-            TablePartition(schema.find_column_name(part.source_id) or "", part.transform, schema.find_type(part.source_id))
-            for part in self._table.spec().fields
+            TablePartition(name or "", part.transform, None if name is None else schema.find_type(part.source_id))
+            for part, name in sources
         )
 
     def check_writable(self) -> None:
         schema = self._table.schema()
         for part, partition in zip(self._table.spec().fields, self._partitions, strict=True):
+            if partition.kind is None:
+                raise UsageError(
+                    f"{self._name}: headrace cannot write to this table: the column of its partition {part.name!r} is gone, "
+                    "which no writer of format version 1 can leave out: make it format version 2, and remove the partition"
+                )
             if partition.column not in self._schema.names:
                 raise UsageError(
                     f"{self._name}: headrace cannot write to this table: its partition {part.name!r} is of "

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.orc as orc
 import pyarrow.parquet as pq
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import (
@@ -29,11 +30,13 @@ def read_as_it_is(table: Table, task: FileScanTask) -> pa.Table:
     The library's own scan turns null lists and maps of structs into empty ones, in every file.
     """
     schema, metadata = table.schema(), table.metadata
-    if task.file.file_format != FileFormat.PARQUET:
+    if task.file.file_format not in (FileFormat.PARQUET, FileFormat.ORC):
         return ArrowScan(metadata, table.io, schema, AlwaysTrue()).to_table([task])
     with table.io.new_input(task.file.file_path).open() as stored:
-        # INT96, which others write, Arrow takes for nanoseconds by itself: the year 9999 becomes another one.
-        rows = pq.ParquetFile(stored, coerce_int96_timestamp_unit="us").read()
+        if task.file.file_format == FileFormat.ORC:
+            rows = orc.ORCFile(stored).read()
+        else:  # INT96, which others write, Arrow takes for nanoseconds by itself: the year 9999 becomes another one
+            rows = pq.ParquetFile(stored, coerce_int96_timestamp_unit="us").read()
     removed = _read_all_delete_files(table.io, [task]).get(task.file.file_path)
     if removed:
         rows = rows.take(_combine_positional_deletes(removed, 0, rows.num_rows))

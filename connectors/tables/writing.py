@@ -230,6 +230,7 @@ class _File:
             self._writer.close()
             size = self.size
         except BaseException:
+            self._writer.is_open = False  # else it is closed again when it is collected, which writes to stderr
             with suppress(Exception):  # which would hide why it has failed
                 self._sink.close()
             raise
@@ -242,6 +243,7 @@ class _File:
         """Whatever the writer still writes, nobody reads."""
         with suppress(OSError, ValueError, pa.ArrowException):
             self._writer.close()
+        self._writer.is_open = False
         with suppress(OSError, ValueError, pa.ArrowException):
             self._sink.close()
 

@@ -1,13 +1,18 @@
 """What a database refuses for good ends a run at once, with the database's text; what may pass is retried."""
 
+from contextlib import ExitStack, closing
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from headrace.connectors.base.sink import Attempt
+from headrace.connectors.sql.errors import translated
+from headrace.connectors.sql.postgresql import PostgreSql
 from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.upsert import UpsertSink
+from headrace.connectors.sql.url import driver_engine, task_engine
 from headrace.enumerator.errors import HeadraceError, RunFailedError, UnclassifiedError, UsageError
 from headrace.kafka import KafkaSource, Latest
 from headrace.run import ExponentialDelay, Pipeline
@@ -77,6 +82,68 @@ def test_a_table_that_loses_committed_rows_in_a_crash_is_refused(rig):
                 sink.check_rows(batch([1]).schema)
         rig.execute(f"DROP TABLE {rig.table}")
     rig.create(columns)
+
+
+@pytest.mark.parametrize("setting", ["off", "local", "remote_apply"])
+def test_a_commit_waits_for_the_servers_disk_whatever_the_role_has_set(server, setting):
+    """A crash of the server took an upsert's epoch that was recorded. Other waits are not made weaker."""
+    url = f"{server('postgresql').url}?options=-c%20synchronous_commit%3D{setting}"
+    for engine in (driver_engine(url, 5), task_engine(url, 5)):
+        with closing(engine.connect()) as connection:
+            assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == {"off": "on"}.get(setting, setting)
+        engine.dispose()
+
+
+def test_nulls_in_arrays_are_nulls_whatever_the_role_has_set(server):
+    rig = SqlRig(f"{server('postgresql').url}?options=-c%20array_nulls%3Doff")
+    rig.create("id BIGINT PRIMARY KEY, name TEXT[]")
+    with UpsertSink(rig.url, rig.table, ("id",)).begin(Attempt("q", 0, 0, 0)) as transaction:
+        _write(transaction, pa.record_batch({"id": [1], "name": [["a", None]]}))
+    assert rig.rows("name") == [(["a", None],)]
+
+
+def test_a_server_whose_commits_do_not_wait_for_the_disk_is_refused_or_warned_of_once(server, caplog):
+    """No session can change that. By 2 a crash of the machine takes rows, by 0 one of the server."""
+    rig = SqlRig(server("mariadb").url)
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    rig.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
+    try:
+        for sink in sinks(rig) * 2:
+            sink.check_rows(batch([1]).schema)
+        rig.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 0")
+        for sink in sinks(rig):
+            with pytest.raises(UsageError, match=r"has innodb_flush_log_at_trx_commit=0, .*: set it to 1"):
+                sink.begin(Attempt("q", 0, 0, 0))
+    finally:
+        rig.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+    (said,) = [record.message for record in caplog.records if "flush_log" in record.message]
+    assert "has innodb_flush_log_at_trx_commit=2, so a crash of the server takes committed rows with it" in said
+
+
+def test_a_pooler_that_gives_each_statement_another_session_is_refused(server):
+    """The lock stayed with the first one for ever, and kept no driver apart."""
+    rig = SqlRig(server("postgresql").url)
+    engine = driver_engine(rig.url, 5)
+    for others in (0, 1):  # how many statements have the session of the lock, behind it
+        with ExitStack() as stack:
+            first, second = (stack.enter_context(closing(engine.connect())) for _ in range(2))
+            sessions = iter([first] * (1 + others) + [second] * 2)
+            pooled = SimpleNamespace(exec_driver_sql=lambda statement, found=sessions: next(found).exec_driver_sql(statement))
+            with pytest.raises(UsageError, match="pooler in transaction mode"), PostgreSql().lock(pooled, "headrace.j", 1):
+                assert others == 1
+    engine.dispose()
+
+
+def test_a_prepared_statement_of_another_session_is_the_poolers(server):
+    engine = driver_engine(server("postgresql").url, 5)
+    with closing(engine.connect()) as connection:
+        for statement in ("EXECUTE a", "PREPARE a AS SELECT 1"):
+            with pytest.raises(UsageError, match="pooler in transaction mode"), translated(engine, "writing"):
+                connection.exec_driver_sql(statement)
+            connection.rollback()
+            connection.exec_driver_sql("DEALLOCATE ALL")
+            connection.exec_driver_sql("PREPARE a AS SELECT 1")
+    engine.dispose()
 
 
 def test_a_row_without_a_partition_is_refused_for_good(rig):

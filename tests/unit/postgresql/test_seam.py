@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.connectors.postgresql.catalog import PublicationOptions
 from headrace.connectors.postgresql.columns import NamesSum
 from headrace.connectors.postgresql.seam import SeamFilter, Visible, full_xid
 from headrace.connectors.postgresql.splits import (
@@ -125,6 +126,7 @@ def test_the_log_has_the_seam_until_it_is_passed() -> None:
 
 
 NAMES = ("id", None, "value")
+OPTIONS = PublicationOptions("orders", "app", ("delete", "insert"), 742)
 SPLITS = {
     "read": FIRST,
     "not read": chunk(3, "x", None, None),
@@ -133,6 +135,8 @@ SPLITS = {
     "without": LogSplit(0, PLACE),
     "not read, with columns": replace(chunk(3, "x", None, None), columns=NamesSum.of(NAMES)),
     "with columns": LogSplit(0, PLACE, columns=((16385, NAMES),)),
+    "not read, with options": replace(chunk(3, "x", None, None), options=OPTIONS),
+    "with options": LogSplit(0, PLACE, options=OPTIONS),
 }
 GOLDEN = Path(__file__).parents[1] / "golden" / "changes_splits_v1.json"
 
@@ -147,10 +151,10 @@ def test_a_split_is_read_and_written_as_in_the_golden_file(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPLITS)
 def test_a_damaged_split_is_refused(name: str) -> None:
-    """Each field, left out or of another type. Without columns it is one of an older headrace."""
+    """Each field, left out or of another type. Without columns or options it is one of an older headrace."""
     serializer, stored = ChangesSplitSerializer(), json.loads(GOLDEN.read_text())[name]
     for field in stored.keys() - {"position"}:
         left_out = {key: value for key, value in stored.items() if key != field}
-        for damaged in ({**stored, field: 1.5}, *([] if field == "columns" else [left_out])):
+        for damaged in ({**stored, field: 1.5}, *([] if field in ("columns", "options") else [left_out])):
             with pytest.raises((KeyError, TypeError, ValueError)):
                 serializer.deserialize(1, damaged)

@@ -64,7 +64,7 @@ def test_sqlstates_of_postgresql(states, kind):
     [
         # SIGNAL, no partition, generated columns, a packet or row that is too large, values, keys, checks
         ((1644, 1526, 1748, 1906, 3105, 1153, 1118, 1267, 1406, 1366, 1062, 1452, 3819, 4025, 1369, 1442), UsageError),
-        ((1049, 1054, 1064, 1146, 1305, 1449, 1356, 1288), UsageError),
+        ((1049, 1054, 1064, 1146, 1305, 1449, 1356, 1288, 1665), UsageError),
         ((0, 1040, 1053, 1205, 1213, 1290, 1114, 1317, 1969, 2002, 2003, 2006, 2013, 3024, 3572, 4031), RetriableError),
         ((1044, 1045, 1142, 1227, 1401, 1698, 1820, 3118, 4151), AuthenticationError),
         ((1030, 1105, 1180, 1194, 1815, 30999, 65535), UnclassifiedError),

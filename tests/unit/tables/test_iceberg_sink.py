@@ -23,6 +23,8 @@ from tests.helpers.both_tables import commit_rows, prepared_rows, taken_over_by
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_table, iceberg_values
 from tests.helpers.table_rig import JOB, VALUES, WatchedLog, answer_lost, batch_of, driver, open_marks, prepared
 
+CITY = pa.field("city", pa.string())
+
 
 @pytest.fixture
 def folder(tmp_path) -> str:
@@ -272,6 +274,28 @@ def test_partitions_that_cannot_be_written_are_refused(folder, column, message):
     for refused in (lambda: sink.check_rows(schema), lambda: driver(sink).recover(), lambda: prepared(sink, 0, 0, ["a"])):
         with pytest.raises(UsageError, match=message):
             refused()
+
+
+def test_a_former_partition_whose_column_is_gone_is_refused(folder):
+    """Format version 1 keeps it as a void one. It was an error of the library's own."""
+    sink = IcebergSink(TABLE, catalog_of(folder))
+    load_catalog(**catalog_of(folder)).create_namespace_if_not_exists("shop")
+    table = load_catalog(**catalog_of(folder)).create_table(TABLE, VALUES.append(CITY), properties={"format-version": "1"})
+    with table.update_spec() as update:
+        update.add_identity("city")
+    with table.update_spec() as update:
+        update.remove_field("city")
+    with table.update_schema() as update:
+        update.delete_column("city")
+    for refused in (lambda: sink.check_rows(VALUES), lambda: driver(sink).recover(), lambda: prepared(sink, 0, 0, ["a"])):
+        with pytest.raises(UsageError, match=r"the column of its partition 'city' is gone, .*: make it format version 2"):
+            refused()
+    with table.transaction() as transaction:
+        transaction.upgrade_table_version(2)
+    with table.update_spec() as update:
+        update.remove_field("city")
+    driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
+    assert iceberg_values(folder) == ["a"]
 
 
 def test_a_table_that_is_not_there_is_refused(folder):

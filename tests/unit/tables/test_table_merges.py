@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.table.name_mapping import create_mapping_from_schema
+from pyiceberg.typedef import Record
 
 from headrace.connectors.base.sink import Attempt, CommitList
 from headrace.connectors.tables import merging
@@ -344,6 +348,29 @@ def test_rows_that_no_change_touches_are_as_they_were(tmp_path, kind, order):
         paths = [task.file.file_path for task in iceberg_table(str(tmp_path)).scan().plan_files()]
     stored = [row for path in paths for row in pq.ParquetFile(path.removeprefix("file://")).read().to_pylist()]
     assert sorted(stored, key=lambda row: row["id"]) == [*NEIGHBOURS, {"id": 9, **EMPTY}]
+
+
+def test_rows_of_an_orc_file_of_another_engine_are_as_they_were(tmp_path):
+    """Null lists and maps of structs became empty ones."""
+    sink = IcebergSink(TABLE, catalog_of(str(tmp_path)), changes=BY_ID)
+    sink.create_table(NESTED)
+    orc.write_table(pa.Table.from_pylist(NEIGHBOURS, NESTED), tmp_path / "x.orc")
+    size, path = (tmp_path / "x.orc").stat().st_size, f"file://{tmp_path}/x.orc"
+    with iceberg_table(str(tmp_path)).transaction() as transaction:
+        names = create_mapping_from_schema(transaction.table_metadata.schema()).model_dump_json()
+        transaction.set_properties({"schema.name-mapping.default": names})
+        with transaction.update_snapshot().fast_append() as added:
+            file = DataFile.from_args(
+                content=DataFileContent.DATA, file_path=path, file_format=FileFormat.ORC, partition=Record(),
+                record_count=5, file_size_in_bytes=size,
+            )  # fmt: skip
+            file.spec_id = 0
+            added.append_data_file(file)
+    driver(sink).commit(0, (prepared(sink, 0, 0, [{"id": 2, **EMPTY, "counts": None}], NESTED),))
+    paths = [task.file.file_path for task in iceberg_table(str(tmp_path)).scan().plan_files()]
+    stored = [row for path in paths for row in pq.ParquetFile(path.removeprefix("file://")).read().to_pylist()]
+    changed = [{**row, "counts": None} if row["id"] == 2 else row for row in NEIGHBOURS]
+    assert sorted(stored, key=lambda row: row["id"]) == changed
 
 
 def test_commits_that_clean_up_the_log_are_no_failures(tmp_path):

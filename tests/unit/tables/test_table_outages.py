@@ -1,10 +1,16 @@
 """A table's store or catalog that is away during a commit, and commits whose answer is lost, as the libraries say so."""
 
+import errno
+import gc
+import io
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 import requests
 from botocore.exceptions import ClientError, EndpointConnectionError
@@ -15,14 +21,16 @@ from pyiceberg.exceptions import CommitStateUnknownException
 from sqlalchemy.exc import OperationalError
 
 from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.tables import committer
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.log import LoadedTable
+from headrace.connectors.tables.metadata_folder import WorkFolder
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import PeerError, RetriableError
 from headrace.iceberg import IcebergSink
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_values
-from tests.helpers.table_rig import JOB, VALUES, WatchedLog, delta_values, driver, open_marks, prepared
+from tests.helpers.table_rig import JOB, VALUES, WatchedLog, batch_of, delta_values, driver, open_marks, prepared
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +122,32 @@ def test_a_table_that_stays_away_fails_the_job_and_its_successor_continues(tmp_p
     driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
     assert values("delta", tmp_path / "t") == ["a"]
     assert marks("delta", tmp_path / "t") == set()
+
+
+@pytest.mark.parametrize("end", ["prepare", "abort"])
+def test_a_file_that_cannot_be_closed_is_not_closed_again_when_it_is_collected(tmp_path, monkeypatch, end):
+    """That left a traceback of the library on stderr, behind the error."""
+
+    class Full(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            if len(data) > len(b"PAR1"):  # with which each file starts
+                raise OSError(errno.ENOSPC, "no space left")
+            return len(data)
+
+    sink = sink_of("delta", tmp_path / "t")
+    monkeypatch.setattr(WorkFolder, "create", lambda *_: pa.PythonFile(Full(), "w"))
+    ignored: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    with pytest.raises(PeerError, match="no space left") if end == "prepare" else nullcontext():
+        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+        transaction.write(batch_of(["a"]))
+        getattr(transaction, end)()
+    del transaction
+    gc.collect()
+    assert ignored == []
 
 
 @pytest.mark.parametrize(
