@@ -6,7 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.orc as orc
 import pyarrow.parquet as pq
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import (
@@ -34,6 +33,8 @@ def read_as_it_is(table: Table, task: FileScanTask) -> pa.Table:
         return ArrowScan(metadata, table.io, schema, AlwaysTrue()).to_table([task])
     with table.io.new_input(task.file.file_path).open() as stored:
         if task.file.file_format == FileFormat.ORC:
+            from pyarrow import orc  # which some builds of Arrow lack
+
             rows = orc.ORCFile(stored).read()
         else:  # INT96, which others write, Arrow takes for nanoseconds by itself: the year 9999 becomes another one
             rows = pq.ParquetFile(stored, coerce_int96_timestamp_unit="us").read()

@@ -97,8 +97,8 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         if path != self._plan.path:
             log.warning(
                 "%s: the checkpoint is of %s. What has its name and time counts as read here, what is older than what was read "
-                "there is left, and all else is read. To read all of another folder start with a new checkpoint; if two folders "
-                "of a query have changed places, change them back",
+                "there is left, and all else is read. To read all of another folder start with a new checkpoint. Folders of a "
+                "query that have changed places are to be changed back",
                 self._plan.path,
                 path,
             )
