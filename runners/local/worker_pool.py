@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,11 @@ class WorkerPool:
         return WorkerDied(number, reason, now_s, chance, last.is_final, last.is_unclassified)
 
     def close(self, timeout_s: float) -> None:
+        """Give the workers so long to end. One that has not said hello was sent nothing, and has nothing to end: it is killed."""
+        with suppress(OSError):  # the process that forks is gone
+            for number in self._started_s:
+                if self._server.heard_s(number) is None:
+                    self._processes.kill(number)
         self._processes.close(timeout_s)
         self._server.close()
 

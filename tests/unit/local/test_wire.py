@@ -12,14 +12,18 @@ import grpc
 import pytest
 
 from headrace.errors import StateError, UsageError
-from headrace.runners.local.events import WorkerJoined, WorkerWrote
+from headrace.runners.local.checkpoints import WorkerRegistry
+from headrace.runners.local.events import StopWorker, WorkerJoined, WorkerWrote
+from headrace.runners.local.settings import RunSettings
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire import run_pb2_grpc, server
 from headrace.runners.local.wire.client import WorkerStream
 from headrace.runners.local.wire.messages import RunMessages, check_welcome, hello
 from headrace.runners.local.wire.server import CoordinationServer
-from headrace.testing.memory import MemorySplitSerializer
-from headrace.testing.memory_sink import MemoryHandleSerializer
+from headrace.runners.local.worker_pool import WorkerPool
+from headrace.runners.pipeline import PickledPipeline, PipelineSpec
+from headrace.testing.memory import MemoryLog, MemorySource, MemorySplitSerializer
+from headrace.testing.memory_sink import MemoryHandleSerializer, MemorySink, MemoryTransactionLog
 
 TIMEOUT_S = 30.0
 VERSION = "1.2.3"
@@ -106,3 +110,38 @@ def test_a_socket_in_a_folder_with_too_long_a_name_is_an_error_and_not_tried_for
     folder = tmp_path / ("x" * 100)
     with pytest.raises(UsageError, match=r"a socket's path has at most 107 bytes. Set TMPDIR to a folder with a shorter name"):
         Coordinator(folder / "coordinator")
+
+
+class Recording:
+    """In place of processes: what is asked of them."""
+
+    def __init__(self):
+        self.asked = []
+
+    def start(self, number, target, argument):
+        self.asked.append(("start", number))
+
+    def kill(self, number):
+        self.asked.append(("kill", number))
+
+    def close(self, timeout_s):
+        self.asked.append(("close", timeout_s))
+
+
+def test_a_worker_that_has_not_said_hello_at_the_end_is_killed_and_not_waited_for():
+    """Regression: a stop at the start of a run waited ten seconds for a worker that could not know of it."""
+    spec = PipelineSpec(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
+    processes, events = Recording(), queue.SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = RunSettings(folder, workers=2)
+        job, socket = PickledPipeline.of(spec), Path(folder) / "coordinator"
+        pool = WorkerPool(job, spec, settings, VERSION, socket, processes, events.put)
+        for number in (1, 2):
+            pool.start(number, WorkerRegistry("run"))
+        stream = WorkerStream(f"unix:{socket}", 2, VERSION, TIMEOUT_S)
+        assert events.get(timeout=TIMEOUT_S) == WorkerJoined(2)
+        for number in (1, 2):
+            pool.send(StopWorker(number))
+        pool.close(10.0)
+        stream.close(0.0)
+    assert processes.asked == [("start", 1), ("start", 2), ("kill", 1), ("close", 10.0)]
