@@ -13,7 +13,9 @@ from headrace.connectors.sql.postgresql import PostgreSql
 from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.upsert import UpsertSink
 from headrace.connectors.sql.url import driver_engine, task_engine
+from headrace.connectors.tables import iceberg
 from headrace.enumerator.errors import HeadraceError, RunFailedError, UnclassifiedError, UsageError
+from headrace.iceberg import IcebergSink
 from headrace.kafka import KafkaSource, Latest
 from headrace.run import ExponentialDelay, Pipeline
 from headrace.testing import FakeKafka
@@ -92,6 +94,18 @@ def test_a_commit_waits_for_the_servers_disk_whatever_the_role_has_set(server, s
         with closing(engine.connect()) as connection:
             assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == {"off": "on"}.get(setting, setting)
         engine.dispose()
+
+
+def test_commits_of_an_iceberg_catalog_in_postgresql_wait_for_the_disk(server, tmp_path):
+    """They are the table's: a crash of the server took an epoch that the checkpoint had."""
+    uri = server("postgresql").url.replace("postgresql://", "postgresql+psycopg://")
+    uri = f"{uri}?options=-c%20synchronous_commit%3Doff"
+    catalog = {"name": "durable", "type": "sql", "uri": uri, "warehouse": f"file://{tmp_path}"}
+    IcebergSink("durable.orders", catalog).create_table(pa.schema([("id", pa.int64())]))
+    engine = iceberg._catalog(catalog).engine
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
+    engine.dispose()
 
 
 def test_nulls_in_arrays_are_nulls_whatever_the_role_has_set(server):
