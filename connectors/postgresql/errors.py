@@ -16,6 +16,10 @@ NO_LIMITS = (
 """For a session whose statement or transaction lasts as long as an epoch or a large table: the limits of a role would end each
 attempt at it. Which of them there are depends on the server's version."""
 
+DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+"""For a session that writes: what does not wait for the disk is undone by a crash, and no job would write it again. A stronger
+wait stays as it is."""
+
 # By the longest prefix of the SQLSTATE. A value or a row that the table refuses is the caller's.
 _STATES: dict[str, type[HeadraceError]] = {
     "08": RetriableError,  # connection lost

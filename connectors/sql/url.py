@@ -12,7 +12,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
-from headrace.connectors.postgresql.errors import NO_LIMITS
+from headrace.connectors.postgresql.errors import DURABLE, NO_LIMITS
 from headrace.enumerator.errors import UsageError
 
 ISOLATION = "READ COMMITTED"  # weaker locks than MariaDB's default, which would make transactions wait for prepared ones
@@ -52,16 +52,12 @@ _REFUSED = (ArgumentError, TypeError, ValueError, AttributeError, FileNotFoundEr
 """What is raised for parameters that no driver can use, and for files of certificates that cannot be read."""
 
 
-# What does not wait for the disk is undone by a crash, and no job would write it again. A stronger wait stays as it is.
-_DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
-
-
 def _session(product: Product, lock_timeout_s: float) -> tuple[str, ...]:
     """What every session is set to first: strict, in UTC, durable, without limits but for how long to wait for locks."""
     if product is Product.POSTGRESQL:
         timeout = max(1, round(lock_timeout_s * 1000))
         zone, encoding, nulls = "SET TIME ZONE 'UTC'", "SET client_encoding TO 'UTF8'", "SET array_nulls TO on"
-        return zone, encoding, nulls, f"SET lock_timeout TO {timeout}", NO_LIMITS, _DURABLE
+        return zone, encoding, nulls, f"SET lock_timeout TO {timeout}", NO_LIMITS, DURABLE
     seconds = max(1, round(lock_timeout_s))
     timeouts = f"innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
     return (f"SET SESSION sql_mode = '{_SQL_MODE}', time_zone = '+00:00', {timeouts}, {_NO_LIMITS}",)

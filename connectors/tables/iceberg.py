@@ -41,6 +41,7 @@ from pyiceberg.typedef import Record
 
 from headrace.connectors.base.arguments import mapping, text
 from headrace.connectors.files.store import check_no_password
+from headrace.connectors.postgresql.errors import DURABLE
 from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.iceberg_files import read_as_it_is
 from headrace.connectors.tables.iceberg_partitions import TablePartition
@@ -395,7 +396,19 @@ def _catalog(properties: Mapping[str, str]) -> Catalog:
 def _catalog_of_process(_: int, properties: tuple[tuple[str, str], ...]) -> Catalog:
     """Its connections are kept, and are not those of a process that this one was forked from."""
     given = dict(properties)
-    return load_catalog(given.pop("name", _CATALOG), **{**given, "py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"})
+    catalog = load_catalog(given.pop("name", _CATALOG), **{**given, "py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"})
+    engine = getattr(catalog, "engine", None)  # of a catalog in a database
+    if engine is not None and engine.dialect.name == "postgresql":
+        from sqlalchemy import event
+
+        event.listen(engine, "connect", _make_durable)
+        engine.dispose()  # of the connections that it has
+    return catalog
+
+
+def _make_durable(connection: Any, _: object) -> None:  # noqa: ANN401 - of any driver
+    connection.cursor().execute(DURABLE)
+    connection.commit()
 
 
 def _between(keys: pa.Table) -> BooleanExpression:

@@ -88,8 +88,9 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         self._remembered = Remembered.restored(found)
         self._warn_of_another_folder(path)
         self._check_order()
-        if self._plan.watch:
-            self._remembered.end = self._remembered.left = None  # of a bounded read, which this one continues
+        if self._plan.watch and self._remembered.end is not None:  # of a bounded read, which this one continues
+            self._warn_of_late_files()
+            self._remembered.end = self._remembered.left = None
         self._plan.pin_schema(pinned)
 
     def _warn_of_another_folder(self, path: object) -> None:
@@ -101,6 +102,15 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
                 "query that have changed places are to be changed back",
                 self._plan.path,
                 path,
+            )
+
+    def _warn_of_late_files(self) -> None:
+        """A bounded read keeps the time of its newest file only, as its checkpoints are small."""
+        if self._plan.order == "time":
+            log.warning(
+                "%s: the checkpoint is of a read without watch=True, which knows no more than the time of the newest file that "
+                "it has read: what appears later with an older time is not read. To read that, start with a new checkpoint",
+                self._plan.path,
             )
 
     def _check_order(self) -> None:

@@ -38,6 +38,7 @@ class FileSource(Source[FileSplit]):
       meanwhile, give it.
     - `columns`: only these are read, in this order; `_metadata` (path, size, modified) must be asked for. Default: all.
     - `watch`: also read files that come later (default False). `discovery_interval_s` (default 10): seconds between listings.
+      Where it continues a read without it, what appears with a time before the newest file read is not read.
     - `pattern`: only files with such names, as `*.csv` (default: all), a glob of Hadoop: `?`, `*`, `[a-c]`, `[^a]`, `{a,b}`,
       and `\\` as escape. Names that start with `_` or `.` are never read, so that a file can be written under
       one and then renamed; neither are empty files.

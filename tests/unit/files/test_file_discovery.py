@@ -216,12 +216,15 @@ def test_a_bounded_read_has_what_came_late_with_an_old_time(tmp_path, order):
 
 
 @pytest.mark.parametrize("order", ["time", "name"])
-def test_watching_continues_a_bounded_read(tmp_path, order):
+def test_watching_continues_a_bounded_read(tmp_path, order, caplog):
     write(tmp_path / "1", NOW_S)
     _, cursor = found(source_of(tmp_path, watch=False, order=order))
     write(tmp_path / "2", NOW_S + 1)
     assert paths(found(source_of(tmp_path, watch=False, order=order), cursor)) == []
+    write(tmp_path / "0", NOW_S - 1)
     assert paths(found(source_of(tmp_path, order=order), cursor)) == ["2"]
+    said = [record.message for record in caplog.records if "appears later with an older time is not read" in record.message]
+    assert len(said) == (1 if order == "time" else 0), "the late file is not read, which is said once"
 
 
 def test_watching_continues_a_run_that_has_ended(tmp_path):
