@@ -114,7 +114,7 @@ class WorkerPool:
         return WorkerDied(number, reason, now_s, chance, last.is_final, last.is_unclassified)
 
     def close(self, timeout_s: float) -> None:
-        """Give the workers so long to end. One that has not said hello was sent nothing, and has nothing to end: it is killed."""
+        """Give the workers so long to end. One that has not said hello was sent nothing, has nothing to end, and is killed."""
         with suppress(OSError):  # the process that forks is gone
             for number in self._started_s:
                 if self._server.heard_s(number) is None:

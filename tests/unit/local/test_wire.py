@@ -142,6 +142,6 @@ def test_a_worker_that_has_not_said_hello_at_the_end_is_killed_and_not_waited_fo
         assert events.get(timeout=TIMEOUT_S) == WorkerJoined(2)
         for number in (1, 2):
             pool.send(StopWorker(number))
+        stream.close(0.0)  # else it ends its process when the coordinator is gone
         pool.close(10.0)
-        stream.close(0.0)
     assert processes.asked == [("start", 1), ("start", 2), ("kill", 1), ("close", 10.0)]
