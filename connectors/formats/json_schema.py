@@ -141,7 +141,8 @@ class _Node:
 class _Limits:
     """What schemas that all hold for a value say together. Each schema within them is given with its document's name.
 
-    `kinds`: the types it may have; None where no schema says it. `nullable` likewise. `schemas`: their identities.
+    `kinds`: the types it may have; None where no schema says it. `nullable` likewise. `schemas`: their identities, but of those
+    that only refer to another.
     """
 
     kinds: Sequence[str] | None = None
@@ -172,18 +173,20 @@ class _Reader:
         self._documents = documents
         self._names = {urldefrag(each).url: name for name, each in ids.items() if isinstance(each, str)}
         self._names |= {name: name for name in documents}
-        self._open: frozenset[int] = frozenset()
+        self._nodes_open: list[frozenset[int]] = []
+        self._open: list[int] = []
         self._nodes = 0
 
     def node(self, schemas: _Schemas, path: str, wanted: Mapping[str, Any] | None) -> _Node:
         """The node of a value for which all these schemas hold; `wanted`: which fields, as a tree (None: all)."""
         limits = self._all(schemas, path)
-        within = self._open
-        self._open = within | limits.schemas
+        if limits.schemas in self._nodes_open:
+            raise _contains_itself(path)
+        self._nodes_open.append(limits.schemas)
         try:
             return self._read(limits, path, wanted)
         finally:
-            self._open = within
+            self._nodes_open.pop()
 
     def _read(self, limits: _Limits, path: str, wanted: Mapping[str, Any] | None) -> _Node:
         nullable = bool(limits.nullable)
@@ -232,14 +235,11 @@ class _Reader:
         if not isinstance(schema, dict):
             return _Limits()
         if id(schema) in self._open:
-            raise UsageError(
-                f"the JSON Schema contains itself{_at(path)}, and no Arrow type does; ask only for fields without it"
-            )
-        within = self._open
-        self._open = within | {id(schema)}
+            raise _contains_itself(path)
+        self._open.append(id(schema))
         try:
             parts: list[tuple[Any, str]] = []
-            limits = _Limits(schemas=frozenset({id(schema)}))
+            limits = _Limits(schemas=frozenset({id(schema)} if schema.keys() != {"$ref"} else ()))
             if "$ref" in schema:
                 parts.append(self._referred(schema["$ref"], base, path))
             if "$ref" not in schema or self._applies_siblings(base):
@@ -250,7 +250,7 @@ class _Reader:
                         limits = limits.together(self._alternative(schema[word], base, path), path)
             return limits.together(self._all(tuple(parts), path), path)
         finally:
-            self._open = within
+            self._open.pop()
 
     def _alternative(self, branches: Any, base: str, path: str) -> _Limits:  # noqa: ANN401 - JSON
         """One type, or null. Of alternatives that only restrict an object further, nothing is known."""
@@ -356,6 +356,10 @@ def _document(text: str) -> Any:  # noqa: ANN401 - JSON
         return json.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"this is not a JSON Schema: {error}") from error
+
+
+def _contains_itself(path: str) -> UsageError:
+    return UsageError(f"the JSON Schema contains itself{_at(path)}, and no Arrow type does; ask only for fields without it")
 
 
 def _no_type(path: str, why: str) -> UsageError:

@@ -45,6 +45,9 @@ NEWER = "https://json-schema.org/draft/2020-12/schema"
 REFERS: dict[str, Any] = {"$ref": "#/$defs/x", "$defs": {"x": {"type": "object", "properties": {"a": INTEGER}}}}
 
 
+X = {"$ref": "#/$defs/x"}
+
+
 def obj(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 
@@ -81,6 +84,10 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
     ({**REFERS, "$schema": NEWER, "anyOf": [obj(b=STRING), {"type": "null"}]}, "struct<b: string, a: int64>"),
     ({**obj(a=INTEGER), "anyOf": [obj(b=INTEGER)]}, "struct<a: int64, b: int64>"),
     ({**obj(a=INTEGER), "oneOf": [{"type": "null"}, REFERS], "$defs": {"x": obj(b=INTEGER)}}, "struct<a: int64, b: int64>"),
+    ({"allOf": [{"$ref": "#/$defs/x"}, obj(boss={"$ref": "#/$defs/x"})], "$defs": REFERS["$defs"]},
+     "struct<a: int64, boss: struct<a: int64>>"),
+    ({"allOf": [X, obj(b={"allOf": [X, obj(c=X)]})], "$defs": REFERS["$defs"]},
+     "struct<a: int64, b: struct<a: int64, c: struct<a: int64>>>"),
     ({"anyOf": [obj(a=INTEGER)], "allOf": [obj(b=INTEGER)]}, "struct<a: int64, b: int64>"),
     ({"oneOf": [obj(a=INTEGER)], "anyOf": [obj(b=INTEGER)]}, "struct<a: int64, b: int64>"),
     ({**obj(a=INTEGER), "anyOf": [{"required": ["a"]}, {"type": "object", "minProperties": 2}]}, "struct<a: int64>"),
@@ -129,6 +136,7 @@ def test_what_is_put_together_of_what_was_put_together_has_all_of_its_columns():
     (obj(a={"$ref": "#"}), "contains itself at field 'a'"),
     (obj(a={"$ref": "#/a"}) | {"a": {"$ref": "#/a"}}, "contains itself at field 'a'"),
     (obj(a={"allOf": [{"$ref": "#/a"}, {}]}) | {"a": {"$ref": "#/a"}}, "contains itself at field 'a'"),
+    (obj(a={"allOf": [{"$ref": "#"}, obj(b=STRING)]}), r"contains itself at field 'a\.a'"),
     (obj(a={"$ref": "#/no"}), "refers to '#/no' at field 'a', which there is not"),
     (obj(a={"$ref": "#anchor"}), "only paths such as #/definitions/x are followed"),
     (obj(a={"$ref": "other.json"}), "refers to 'other.json' at field 'a', which is not among its references"),
