@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -136,7 +137,7 @@ class HybridSource(StagedSource[HybridSplit]):
         """That of the stages; all columns may be null. Raises UsageError where they differ, and what a stage's raises."""
         if self._schema is None:
             for number, source in self.known_stages().items():
-                self._check_columns(number, source)
+                self.check_columns(number, source)
             assert self._schema is not None, "the first stage is a source"
         return self._schema
 
@@ -185,6 +186,17 @@ class HybridSource(StagedSource[HybridSplit]):
     def known_stages(self) -> dict[int, Source[Any]]:
         """Those that no function makes."""
         return {number: stage for number, stage in enumerate(self.stages) if isinstance(stage, Source)}
+
+    def check_columns_behind(self, stage: int, end: JsonObject | None) -> None:
+        """Raise UsageError where the known sources behind a stage that a run was restored in have other columns than that one.
+
+        Files of earlier stages may be gone, and of this one: then the next that is asked has the columns for all.
+        """
+        with suppress(UsageError):
+            self.check_columns(stage, self.source_of(stage, end))
+        for number, source in self.known_stages().items():
+            if number > stage:
+                self.check_columns(number, source)
 
     def create_discovery(self) -> HybridDiscovery:
         """The discoveries of the stages, one after another. At the first one columns that differ are refused."""
@@ -247,7 +259,7 @@ class HybridSource(StagedSource[HybridSplit]):
         if not isinstance(source, Source) or isinstance(source, HybridSource):
             raise UsageError(f"the function for stage {stage} of a hybrid source has given {source!r}, and not one source")
         check_needs_no_ends(source, "a hybrid source")
-        self._check_columns(stage, source)
+        self.check_columns(stage, source)
         if stage < len(self.stages) - 1:
             self._check_end(stage, source)
         elif source.boundedness is not self._boundedness:
@@ -273,8 +285,8 @@ class HybridSource(StagedSource[HybridSplit]):
                 f"stage {stage}, source {source.name!r}, has no end, so that nothing can follow it: give it a stop"
             )
 
-    def _check_columns(self, stage: int, source: Source[Any]) -> None:
-        """The first that is asked for has the columns for all: after a restore, files of earlier stages may be gone."""
+    def check_columns(self, stage: int, source: Source[Any]) -> None:
+        """Raise UsageError where this source of a stage has other columns than those that are known already, if any are."""
         schema, name = source.schema, source.name
         wanted = self._schema = self._schema or _nullable(schema)
         for place in range(max(len(wanted), len(schema))):
@@ -341,6 +353,7 @@ class HybridDiscovery(StagedDiscovery[HybridSplit]):
         if stage is None:
             _ = self._source.schema
         else:
+            self._source.check_columns_behind(number, end)
             check_name(number, stage.source, source)
         self.close()
         inner = source.create_discovery()
@@ -353,6 +366,7 @@ class HybridDiscovery(StagedDiscovery[HybridSplit]):
     def following(self, stage: Stage, cursor: JsonObject | None, splits: Sequence[HybridSplit]) -> Stage:
         own = [split.split for split in splits if split.stage == stage.number]
         number, end = stage.number + 1, self._source.end_of(stage.number, stage.end, cursor, own)
+        self._source.check_columns_behind(stage.number, stage.end)
         return self._stage(number, end, self._source.source_of(number, end))
 
     def close(self) -> None:

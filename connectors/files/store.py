@@ -33,6 +33,7 @@ _WITH_BUCKETS = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"))
 """Stores that need no folders, and in which making one makes its bucket (its container) if there is none."""
 _WITH_HOSTS = frozenset(("ftp", "sftp", "ssh", "smb", "hdfs", "webhdfs", "webdav", "http", "https"))
 """Whose addresses name a machine, where those of other stores have a bucket, a container with an account, or a folder."""
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # RFC 3986
 _NO_LIBRARY = "Unable to load lib"
 """Of libhdfs or libjvm, in Arrow's client of HDFS."""
@@ -377,13 +378,20 @@ def check_no_password(address: str) -> None:
         raise UsageError(f"{scheme}://...: a password in an address is printed with it: give it among the storage options")
 
 
-def store_of(path: str) -> tuple[str, str]:
-    """By what the store of a path that `normal_path` has given differs from others: its scheme, and its host or account."""
+def is_one_store(path: str, other: str) -> bool:
+    """Whether two paths that `normal_path` has given may be in one store: of one scheme, and of no two hosts or accounts."""
+    (scheme, host), (other_scheme, other_host) = map(_store_of, (path, other))
+    return scheme == other_scheme and (host == other_host or not host or not other_host)
+
+
+def _store_of(path: str) -> tuple[str, str]:
+    """The scheme, and the host or the account; empty where the address has none, and so of local paths."""
     scheme, has_scheme, rest = path.partition("://")
-    _, has_account, host = rest.partition("/")[0].rpartition("@")
     if not has_scheme or is_local(path):
         return "", ""
-    return scheme, host if has_account or scheme in _WITH_HOSTS else ""
+    _, has_account, host = rest.partition("/")[0].rpartition("@")
+    named = host.partition(":")[0] if has_account or scheme in _WITH_HOSTS else ""
+    return _ALIASES.get(scheme, scheme), named
 
 
 def shown_address(path: str) -> str:

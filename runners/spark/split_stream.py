@@ -262,7 +262,7 @@ class SplitPlanner(SourcePlanner[SplitT]):
             found = discovery.initial()
         self._looked_at = self._clock()
         self._is_pinned = self._pins_end and not found.more
-        return _with(Unread(), found)
+        return self._with(Unread(), found)
 
     def _look(self, backlog: Unread[SplitT]) -> Unread[SplitT]:
         """The backlog with what is new. Where there is enough for a batch already, there is no need to look."""
@@ -276,7 +276,14 @@ class SplitPlanner(SourcePlanner[SplitT]):
             backlog, found = self._later(backlog)
         self._looked_at = self._clock()
         self._is_pinned = self._pins_end and not found.more
-        return _with(backlog, found)
+        return self._with(backlog, found)
+
+    def _with(self, backlog: Unread[SplitT], found: DiscoveryResult[SplitT]) -> Unread[SplitT]:
+        known = backlog.known()
+        added = {split.split_id: split for split in found.added if split.split_id not in known}
+        cursor = backlog.cursor if found.cursor is None else found.cursor
+        exhausted = found.complete and self._source.boundedness is Boundedness.BOUNDED
+        return replace(backlog, unread=(*backlog.unread, *added.values()), cursor=cursor, more=found.more, exhausted=exhausted)
 
     def _is_due(self) -> bool:
         """As often as the source says; without an interval once in a run."""
@@ -379,13 +386,6 @@ def _size(split: SplitT) -> int:
 
 def _without(gone: frozenset[str], splits: Sequence[SplitT]) -> tuple[SplitT, ...]:
     return tuple(split for split in splits if split.split_id not in gone)
-
-
-def _with(backlog: Unread[SplitT], found: DiscoveryResult[SplitT]) -> Unread[SplitT]:
-    known = backlog.known()
-    added = {split.split_id: split for split in found.added if split.split_id not in known}
-    cursor = backlog.cursor if found.cursor is None else found.cursor
-    return replace(backlog, unread=(*backlog.unread, *added.values()), cursor=cursor, more=found.more, exhausted=found.complete)
 
 
 def checkpoint_of(read: SplitRead[SplitT]) -> str:

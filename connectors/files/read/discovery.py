@@ -149,7 +149,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
             return
         why = (
             f"{self._plan.path} lacks {left - now} of the {left} files that it had at the start and that wait to be read: they "
-            "were removed or changed"
+            "were removed or changed, or their names have another pattern now"
         )
         if self._plan.fail_on_data_loss:
             self._remembered.left = left

@@ -17,7 +17,7 @@ from headrace.connectors.files.read.folders import Folder, FoundFile, archive, o
 from headrace.connectors.files.read.formats import ReadFormat
 from headrace.connectors.files.read.globs import name_glob
 from headrace.connectors.files.read.split import FileSplit, shown
-from headrace.connectors.files.store import TABLES, given_path, is_local, shown_address, store_of
+from headrace.connectors.files.store import TABLES, given_path, is_local, is_one_store, shown_address
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, StateError, UsageError
 
 log = logging.getLogger(__name__)
@@ -94,11 +94,12 @@ class FilePlan:
             raise UsageError(f"after_read must be 'delete' or 'archive:<folder>', not {shown_address(after_read)!r}")
         if self.filesystem is None:
             target = given_path(target)
-            if store_of(target) != store_of(self.path):
+            if not is_one_store(target, self.path):
                 raise UsageError(
                     f"the archive {target} must be in the filesystem of {self.path}: an address with the same scheme and host"
                 )
-        if f"{target}/".startswith(f"{self.path.rstrip('/')}/"):
+        within, folder = (each.rpartition("://")[2].rstrip("/") for each in (target, self.path))  # schemes have aliases
+        if f"{within}/".startswith(f"{folder}/"):
             raise UsageError(f"the archive {target} must not be in the folder that is read, {self.path}")
         self.after_read = _ARCHIVE + target
 

@@ -37,7 +37,7 @@ def fork(checkpoint: logs.SparkCheckpoint) -> CopyPlan:
     """
     batch = None if checkpoint.last_planned is None else checkpoint.batch(None)
     for source in batch.sources if batch is not None else ():
-        if source.text is not None and _source_name(source.text) == "postgresql-changes":
+        if source.text is not None and _reads_a_slot(source.text):
             raise StateError(
                 f"source {source.name} reads a replication slot, and only one query can: start another query with "
                 "another slot and a new checkpoint"
@@ -45,12 +45,19 @@ def fork(checkpoint: logs.SparkCheckpoint) -> CopyPlan:
     return _new_query()
 
 
-def _source_name(text: str) -> object:
-    """The name of the source whose offsets these are; None where they do not have it."""
+def _reads_a_slot(text: str) -> bool:
+    """Whether these offsets, or those of a stage in them, are of PostgreSQL's changes."""
     try:
-        return json.loads(text)["body"]["source"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
+        waiting: list[object] = [json.loads(text)]
+    except (ValueError, RecursionError):
+        return False
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, dict):
+            if found.get("source") in ("postgresql-changes-initial", "postgresql-changes-never"):
+                return True
+            waiting += [found.get("body"), found.get("offset")]
+    return False
 
 
 def rewind(checkpoint: logs.SparkCheckpoint, to_batch: int) -> CopyPlan:

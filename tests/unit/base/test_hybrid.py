@@ -280,6 +280,17 @@ def test_what_cannot_be_chained_is_refused_by_name(make, said):
         make()
 
 
+@pytest.mark.parametrize("then", [OTHER, lambda _: OTHER], ids=["a source", "a function"])
+def test_columns_are_compared_behind_a_restore_in_an_earlier_stage(then):
+    first, bound = bounded(log_of(a="12"), batch_size=1), Boundedness.BOUNDED
+    with run_of(Hybrid(first, then=lambda _: bounded(LOG), boundedness=bound)) as run:
+        assert read(run, 1) == "1"
+        data = checkpointed(run)
+    source = Hybrid(first, then=then, boundedness=bound)
+    with pytest.raises(UsageError, match="column 1 is 'offset' of int64 in the first source, and 'value' of string in stage 1"):
+        read(run_of(source, data))
+
+
 def test_a_chain_of_chains_is_one_chain():
     first, second, third = bounded(LOG), pieces(LOG), MemorySource(LOG)
     assert Hybrid(Hybrid(first, then=second), then=third).stages == Hybrid(first, then=Hybrid(second, then=third)).stages

@@ -609,6 +609,24 @@ class Ended(Feed):
         return EndedDiscovery(self.shelf)
 
 
+class Fixed(Ended):
+    """A feed whose splits are all found at the start, and have no end."""
+
+    boundedness = Boundedness.UNBOUNDED
+
+
+def test_a_source_without_end_may_have_found_all_of_its_splits(shelf: Shelf, feed: Query) -> None:
+    shelf.add("a", "a0")
+    feed.read = replace(feed.read, source=Fixed(shelf))
+    feed.restart()
+    assert feed.batch() == ["a0"]
+    shelf.add("a", "a1")
+    assert feed.batch() == ["a1"]
+    feed.restart()
+    shelf.add("a", "a2")
+    assert feed.batch() == ["a2"]
+
+
 def test_a_source_without_a_cursor_that_was_bounded_is_refused_when_it_is_so_no_more(shelf: Shelf, feed: Query) -> None:
     shelf.add("a", "a0")
     unbounded, feed.read = feed.read, replace(feed.read, source=Ended(shelf))
