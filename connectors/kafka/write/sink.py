@@ -111,7 +111,8 @@ class KafkaSink(KafkaSinkOptions, TwoPhaseSink[KafkaHandle], RowRouting, RowShar
     - `properties`: the Java client's names and values ("compression.type", ...). One that cannot be honoured, or says otherwise
       than an argument, is refused.
     - `transactional_id_prefix`: what all transactional ids start with; letters, digits, `-` and `_`; default "headrace". Jobs
-      of different applications on one cluster should differ in it.
+      of different applications on one cluster should differ in it. Keep it over restarts: under another one an unfinished
+      epoch is written again.
     - `commit_topic`: the compacted topic of the lists of committables, made if need be; default "headrace-commits".
     - `transaction_timeout_ms`: after this many milliseconds the broker aborts what was not committed: longer than an outage of
       the job. Default: the property `transaction.timeout.ms`, else 15 minutes, the most that brokers allow by default.
