@@ -122,6 +122,7 @@ class KafkaSink(KafkaSinkOptions, TwoPhaseSink[KafkaHandle], RowRouting, RowShar
 
     Rows as `KafkaSource` gives them can be written. Its `offset` and `timestampType` are left out, and with an `offset` the
     `partition` and `topic` too, which say where the row was read: the sink chooses the partition, and `topic` is needed.
+    A `timestamp` of -1 ms, as a record without one is read, is like null: the time of the write.
 
     A row whose column `deadLetter` is not null is written to the topic that is there, as it is there, and its other
     columns are not; see `headrace.connectors.base.dead_letters`.
