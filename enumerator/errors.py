@@ -23,6 +23,13 @@ class CorruptDataError(PeerError):
     """Bytes from the other side failed a checksum or cannot be parsed. Names the place (Kafka: topic, partition, offset)."""
 
 
+class BadRecordError(CorruptDataError):
+    """A record, line or file that is read as it is, and is bad: every process would read it so.
+
+    Another fetch does not repair it, unlike damaged bytes. An option keeps or skips such records.
+    """
+
+
 class AuthenticationError(PeerError):
     """The other side refused our credentials or our rights. Trying again does not help."""
 

@@ -6,7 +6,9 @@
         RetriableError                 a transient condition
           OutageError                   it lasts longer than one call waits; trying on is safe
         DeadlineExceededError          it did not pass in the time that was set
-        AuthenticationError, CorruptDataError, TlsError
+        AuthenticationError, TlsError
+        CorruptDataError
+          BadRecordError               of a record, line or file itself: reading again does not help
         UnclassifiedError              refused for a reason that is not known: retried a bounded number of times
         UnknownSchemaError             a schema registry has no such schema, subject or version
         BrokerError                    a Kafka error code, with its `code` and `name`
@@ -39,6 +41,7 @@ from headrace.connectors.kafka.client.errors import (
 )
 from headrace.enumerator.errors import (
     AuthenticationError,
+    BadRecordError,
     CorruptDataError,
     DataLossError,
     DeadlineExceededError,
@@ -56,7 +59,7 @@ from headrace.enumerator.errors import (
 )
 
 __all__ = [
-    "AuthenticationError", "BrokerError", "ConnectionLostError", "CorruptAtBrokerError", "CorruptDataError",
+    "AuthenticationError", "BadRecordError", "BrokerError", "ConnectionLostError", "CorruptAtBrokerError", "CorruptDataError",
     "DataLossError", "DeadlineExceededError", "FencedByBrokerError", "FencedError", "GroupInUseError", "HeadraceError",
     "InvalidForBrokerError", "LogTruncatedError", "OffsetOutOfRangeError", "OutageError", "PeerError",
     "ProtocolViolationError", "RefusedByBrokerError", "RetriableBrokerError", "RetriableError", "RunFailedError",

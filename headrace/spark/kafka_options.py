@@ -257,7 +257,7 @@ _SINK: tuple[Option, ...] = (
     Option(
         "transactionalIdPrefix",
         text,
-        f"ours: prefix of all transactional ids (default `{DEFAULT_PREFIX}`)",
+        f"ours: prefix of all transactional ids (default `{DEFAULT_PREFIX}`). Keep it over restarts",
         "transactional_id_prefix",
     ),
     Option(

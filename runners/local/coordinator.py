@@ -66,7 +66,10 @@ LOOK_S = 1.0
 PUBLISH_S = 30.0
 """The end of a run waits so long for the positions of its last checkpoint to be published."""
 
-_FINAL = (errors.FencedError, StateError, UsageError, errors.DataLossError, errors.AuthenticationError, errors.RunFailedError)
+_FINAL = (
+    errors.FencedError, StateError, UsageError, errors.DataLossError, errors.AuthenticationError, errors.BadRecordError,
+    errors.RunFailedError,
+)  # fmt: skip
 """What starting again does not fix."""
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from headrace.connectors.base import capabilities
 from headrace.connectors.base.outputs import WrongOutputError
 from headrace.connectors.base.sink import Attempt, Transaction
-from headrace.enumerator.errors import AuthenticationError, DataLossError, UnclassifiedError, UsageError
+from headrace.enumerator.errors import AuthenticationError, BadRecordError, DataLossError, UnclassifiedError, UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.progress import ReaderProgress
 from headrace.enumerator.source import SplitBatch
@@ -78,7 +78,7 @@ def work(order: WorkerOrder) -> None:
     stream.close(CLOSE_S)
 
 
-FINAL = (UsageError, DataLossError, AuthenticationError)
+FINAL = (UsageError, DataLossError, AuthenticationError, BadRecordError)
 """What no other worker would do better. What the user's function raises is none of it."""
 
 

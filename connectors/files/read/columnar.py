@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -62,10 +63,14 @@ class Parquet(ColumnarFormat):
             return
         names = [name for name in columns.wanted.names if name in found.names]
         left = sum(rows.row_group(group).num_rows for group in groups)
-        wide = _decoded_rows([found.field(name).type for name in names], left, batch_rows)
+        kinds = [found.field(name).type for name in names]
+        wide = _decoded_rows(kinds, left, batch_rows)
+        # of a dictionary within a nested type pyarrow makes no batch over the end of a row group
+        pieces = [[group] for group in groups] if any(map(_has_dictionary_within, kinds)) else [groups]
         try:
             # a short piece is decoded at once, next to others: its columns are not worth a thread each
-            for each in _behind(opened.iter_batches(wide, groups, names, use_threads=wide < left), behind, batch_rows):
+            batches = chain.from_iterable(opened.iter_batches(wide, each, names, use_threads=wide < left) for each in pieces)
+            for each in _behind(batches, behind, batch_rows):
                 behind += each.num_rows
                 yield FileRows.of(each)
         except (pa.ArrowException, OSError):
@@ -181,6 +186,10 @@ def _decoded_rows(kinds: Sequence[pa.DataType], rows: int, batch_rows: int) -> i
     if rows * bits <= 8 * _PIECE_BYTES:
         return max(rows, batch_rows)
     return batch_rows * max(1, 8 * _DECODED_BYTES // (batch_rows * max(1, bits)))
+
+
+def _has_dictionary_within(kind: pa.DataType) -> bool:
+    return pa.types.is_nested(kind) and "dictionary<" in str(kind)
 
 
 def _with_instants(file: pq.ParquetFile) -> pa.Schema:

@@ -20,7 +20,7 @@ from headrace.connectors.base.dead_letters import DEAD_LETTER, LETTER_TYPE, BadP
 from headrace.connectors.base.nested import cast_nested
 from headrace.connectors.files.read.split import FileSplit, shown
 from headrace.connectors.formats.json_times import instants
-from headrace.enumerator.errors import CorruptDataError, UsageError
+from headrace.enumerator.errors import BadRecordError, CorruptDataError, UsageError
 
 BadRecords = Literal["fail", "keep", "skip"]
 METADATA = "_metadata"
@@ -160,10 +160,10 @@ def metadata(split: FileSplit) -> pa.Scalar:
     return pa.scalar(found, METADATA_TYPE)
 
 
-def bad_record(split: FileSplit, bad: BadRow) -> CorruptDataError:
+def bad_record(split: FileSplit, bad: BadRow) -> BadRecordError:
     """What is raised for one where bad records fail."""
     start = f" from byte {split.start}" if split.start else ""
-    return CorruptDataError(
+    return BadRecordError(
         f"{shown(split.path)}, record {split.delivered + bad.row}{start}: {bad.reason}. Nothing behind it is read. To continue "
         "without such records let them be kept or skipped: on_bad_record (as an option: onBadRecord)"
     )

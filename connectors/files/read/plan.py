@@ -18,7 +18,7 @@ from headrace.connectors.files.read.formats import ReadFormat
 from headrace.connectors.files.read.globs import name_glob
 from headrace.connectors.files.read.split import FileSplit, shown
 from headrace.connectors.files.store import TABLES, given_path, is_local, is_one_store, shown_address
-from headrace.enumerator.errors import CorruptDataError, HeadraceError, StateError, UsageError
+from headrace.enumerator.errors import BadRecordError, CorruptDataError, HeadraceError, StateError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -161,10 +161,10 @@ class FilePlan:
         try:
             with folder.open(first.path) as file:
                 found = self.format.inferred(file, first.path)
-        except (HeadraceError, MemoryError):
-            raise
         except Exception as error:
-            raise CorruptDataError(f"{shown(first.path)}: no schema can be inferred: {error}: give the schema") from error
+            if isinstance(error, HeadraceError | MemoryError) and not isinstance(error, CorruptDataError):
+                raise
+            raise BadRecordError(f"{shown(first.path)}: no schema can be inferred: {error}: give the schema") from error
         self._inferred = pa.schema([*(each for each in found if each.name not in keys.names), *keys])
         return self._inferred
 

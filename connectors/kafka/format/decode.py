@@ -29,7 +29,7 @@ from crc32c import crc32c
 
 from headrace.connectors.kafka.format import NOT_COMPILED
 from headrace.connectors.kafka.format.record_batch import BadBatchError
-from headrace.enumerator.errors import CorruptDataError, UsageError
+from headrace.enumerator.errors import BadRecordError, CorruptDataError, UsageError
 
 try:
     import cython  # type: ignore[import-untyped]
@@ -855,7 +855,7 @@ class _Plan:
             self.finished = True
             base, what = self.table[self.current * _WIDTH + _BASE], _WHAT[status]
             if status == _BAD_TIME:  # the batch is sound, and what becomes of such records is said elsewhere
-                self.failure = CorruptDataError(f"{self.place}, record batch at offset {base}: {what} ({_NULL_TIMES})")
+                self.failure = BadRecordError(f"{self.place}, record batch at offset {base}: {what} ({_NULL_TIMES})")
             else:
                 self.failure = BadBatchError(self.place, base, what)
         self.current = self.batches

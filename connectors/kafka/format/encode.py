@@ -391,22 +391,25 @@ class _Rows:
 
     @cython.cdivision(True)  # noqa: FBT003 - nothing is negative or zero here, and checking that would take the GIL
     def time(self, row: cython.Py_ssize_t) -> cython.longlong:
-        """In milliseconds. The row's own time has been found not to be negative."""
-        if self.no_time.at(row):
+        """In milliseconds. The row's own time is checked; where it is negative it is none."""
+        if self.no_time.at(row) or self.times[self.no_time.first + row] < 0:
             return self.now
         return self.times[self.no_time.first + row] // self.per_milli
 
     def check(self, row: cython.Py_ssize_t, partitions: cython.int) -> cython.int:
         """Whether the row can be encoded; notes its size."""
         partition: cython.int
+        time: cython.longlong
         size: cython.longlong = self.headers.size(row)
         if size < 0:
             return _BAD_HEADER
         size += self.keys.size(row) + self.values.size(row)
         if size > _MOST_RECORD:
             return _TOO_LARGE
-        if not self.no_time.at(row) and self.times[self.no_time.first + row] < 0:
-            return _BAD_TIME
+        if not self.no_time.at(row):
+            time = self.times[self.no_time.first + row]
+            if time < 0 and time != -self.per_milli:  # -1 ms: Kafka's NO_TIMESTAMP
+                return _BAD_TIME
         if not self.no_partition.at(row):
             partition = self.partitions[self.no_partition.first + row]
             if partition < 0 or partition >= partitions:
@@ -774,7 +777,8 @@ class RecordEncoder:
 
         Columns: `value`, and as wanted `key` (both binary or string, also large; null is Kafka's null), `headers`
         (list<struct<key: string, value: binary>>; null for none), `partition` (int32; null lets the partitioner choose) and
-        `timestamp` (in ms, us or ns, cut to milliseconds; null for `now_ms`, which is milliseconds since 1970).
+        `timestamp` (in ms, us or ns, cut to milliseconds; null, or -1 ms as a record without one is read, for `now_ms`, which
+        is milliseconds since 1970).
 
         Raises UsageError for columns that are unknown, missing or of other types, and naming the row for a partition that
         the topic does not have, a null header or header key, and a timestamp before 1970. Nothing of the Arrow batch has

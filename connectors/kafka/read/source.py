@@ -87,6 +87,7 @@ class KafkaSource(LogSource[KafkaSplit]):
       so that nothing is left out that was written since. A read with a stop never goes back: it ends there. What a
       checkpoint has and the source selects no more is a loss, too: tolerated, it is forgotten.
     - `columns`: of the batches; default key, value, topic, partition, offset, timestamp, timestampType. Also: headers.
+      A record without a timestamp has -1 ms: 1969-12-31T23:59:59.999.
     - `discovery_interval_s`: seconds between two looks for new partitions (default 300); None looks only at start and restore.
     - `fetch_budget_bytes`: bound on what one reader holds fetched but not decoded (default 64 MiB).
     - `bad_timestamps`: what becomes of a record whose timestamp does not fit 64-bit microseconds (producers that count in

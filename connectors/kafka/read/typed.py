@@ -19,7 +19,7 @@ from headrace.connectors.base.dead_letters import DEAD_LETTER, LETTER_TYPE, BadP
 from headrace.connectors.formats.value_format import ColumnFullError, ValueFormat
 from headrace.connectors.kafka.format.decode import arrow_schema
 from headrace.connectors.kafka.read.split import KafkaSplit
-from headrace.enumerator.errors import CorruptDataError, HeadraceError, UsageError
+from headrace.enumerator.errors import BadRecordError, HeadraceError, UsageError
 from headrace.enumerator.source import SourceReader, SplitBatch
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class TypedColumns:
     def decoded(self, records: pa.RecordBatch, split: KafkaSplit) -> tuple[pa.RecordBatch, int]:
         """The batch with typed columns, and how many records were left out as they are bad.
 
-        `records` has the columns of `raw`, and is of this split. Raises CorruptDataError, which names topic, partition and
+        `records` has the columns of `raw`, and is of this split. Raises BadRecordError, which names topic, partition and
         offset, for a bad record where these fail; and what a format raises.
         """
         headers = records.column("headers") if "headers" in records.schema.names else None
@@ -135,9 +135,9 @@ def _only(values: pa.Array, rows: set[int]) -> pa.Array:
     return pc.if_else(pa.array([row in rows for row in range(len(values))]), values, pa.scalar(None, values.type))
 
 
-def _error(records: pa.RecordBatch, split: KafkaSplit, name: str, row: int, reason: str) -> CorruptDataError:
+def _error(records: pa.RecordBatch, split: KafkaSplit, name: str, row: int, reason: str) -> BadRecordError:
     offset, value = records.column("offset")[row].as_py(), records.column(name)[row].as_py()
-    return CorruptDataError(
+    return BadRecordError(
         f"{split.topic}-{split.partition}, offset {offset}: the {name} cannot be decoded: {reason}. It has {len(value)} bytes, "
         f"which start with {value[:_SHOWN_BYTES].hex(' ')}. To continue without such records, let them be kept or skipped: "
         "on_bad_record (as an option: onBadRecord)"

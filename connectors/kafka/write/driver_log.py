@@ -15,7 +15,7 @@ from headrace.connectors.kafka.client.errors import BrokerError, broker_error
 from headrace.connectors.kafka.format.encode import Codec, RecordEncoder
 from headrace.connectors.kafka.write.commit_log import CommitLog
 from headrace.connectors.kafka.write.list_records import SEPARATOR, list_of, record_rows, split
-from headrace.connectors.kafka.write.names import JobNames
+from headrace.connectors.kafka.write.names import JobNames, other_prefixes
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
 from headrace.connectors.kafka.write.transactions import (
     ENDED_BY_OTHERS,
@@ -64,15 +64,25 @@ class DriverLog:
         self._log.create()
         self._refuse_lost()
         self._protocol = self._transactions.protocol()
-        self._take_over_and_read()
+        others = other_prefixes(self._names, self._take_over_and_read())
+        if others and self._recorded is None:
+            log.warning(
+                "job %s: the topic %r has no list of it under the prefix %r, and one under %s: what that list has is not "
+                "completed, and an epoch on it is written again. If it is of this job, start it with that prefix",
+                self._names.job,
+                self._log.topic,
+                self._names.prefix,
+                ", ".join(map(repr, others)),
+            )
         return self._recorded
 
-    def _take_over_and_read(self) -> None:
+    def _take_over_and_read(self) -> dict[str, bytes]:
         self._staged, self._may_be_open = None, False
         self._producer = self._transactions.init(self._names.driver, _DRIVER_TIMEOUT_MS)
         key, records = self._names.key, self._log.proved_records()
         self._recorded = list_of(key, records)
         self._parts = frozenset(name for name in records if name.startswith(f"{key}{SEPARATOR}"))
+        return records
 
     def _refuse_lost(self) -> None:
         """The coordinator knows what the driver's last transaction was, until the id is taken over.

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -124,6 +125,13 @@ class ListKey:
     job: str
     prefix: str | None = None
     digest: str | None = None
+
+
+def other_prefixes(names: JobNames, keys: Iterable[str]) -> list[str]:
+    """Those under which there are lists of a job of this name at the same destination."""
+    found = [parse_key(key) for key in keys]
+    own = (names.job, digest_of(names.destination))
+    return sorted(each.prefix for each in found if each.prefix not in (None, names.prefix) and (each.job, each.digest) == own)
 
 
 def parse_key(key: str) -> ListKey:

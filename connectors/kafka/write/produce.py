@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 from headrace.connectors.kafka.client.api_versions import PRODUCE_BY_NAME, PRODUCE_V1
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.errors import BrokerError, RetriableBrokerError, UnknownTopicError, broker_error
+from headrace.connectors.kafka.client.errors import (
+    BrokerError,
+    InvalidForBrokerError,
+    RetriableBrokerError,
+    UnknownTopicError,
+    broker_error,
+)
 from headrace.connectors.kafka.client.retries import Refusals, giving_up_when
 from headrace.connectors.kafka.client.topology import Broker, TopicPartition
 from headrace.connectors.kafka.client.wire.connection import Connection
@@ -30,6 +36,8 @@ _MAX_IN_FLIGHT = 5  # the brokers remember as many batches of a producer, to kno
 _REQUEST_BYTES = 4 * 1024 * 1024
 _ALL_REPLICAS = -1
 _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
+_REFUSES_ROWS = (ErrorCode.INVALID_RECORD, ErrorCode.POLICY_VIOLATION, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT)
+"""To other requests they are what a broker has on its disk, or what it is."""
 _UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
 _SHORT_OF_REPLICAS = (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 _SHORT_GRACE_S = 3.0  # a broker that restarts is not news
@@ -291,7 +299,8 @@ class BatchSender:
             lane.replace_sent(batch, self._fitting(topic, batch))
             return _TooLargeError(item.error_code, where)
         reported = f"{where}: {item.error_message}" if item.error_message else where
-        error = broker_error(item.error_code, reported)
+        make_error = InvalidForBrokerError if item.error_code in _REFUSES_ROWS else broker_error
+        error = make_error(item.error_code, reported)
         if not isinstance(error, RetriableError):
             raise error
         self._cluster.invalidate(topic)

@@ -111,7 +111,8 @@ class KafkaSink(KafkaSinkOptions, TwoPhaseSink[KafkaHandle], RowRouting, RowShar
     - `properties`: the Java client's names and values ("compression.type", ...). One that cannot be honoured, or says otherwise
       than an argument, is refused.
     - `transactional_id_prefix`: what all transactional ids start with; letters, digits, `-` and `_`; default "headrace". Jobs
-      of different applications on one cluster should differ in it.
+      of different applications on one cluster should differ in it. Keep it over restarts: under another one an unfinished
+      epoch is written again.
     - `commit_topic`: the compacted topic of the lists of committables, made if need be; default "headrace-commits".
     - `transaction_timeout_ms`: after this many milliseconds the broker aborts what was not committed: longer than an outage of
       the job. Default: the property `transaction.timeout.ms`, else 15 minutes, the most that brokers allow by default.
@@ -121,6 +122,7 @@ class KafkaSink(KafkaSinkOptions, TwoPhaseSink[KafkaHandle], RowRouting, RowShar
 
     Rows as `KafkaSource` gives them can be written. Its `offset` and `timestampType` are left out, and with an `offset` the
     `partition` and `topic` too, which say where the row was read: the sink chooses the partition, and `topic` is needed.
+    A `timestamp` of -1 ms, as a record without one is read, is like null: the time of the write.
 
     A row whose column `deadLetter` is not null is written to the topic that is there, as it is there, and its other
     columns are not; see `headrace.connectors.base.dead_letters`.

@@ -124,6 +124,18 @@ class TestTopic:
                 committer(sink_to(kafka, "a"), JOB).recover()
         assert kafka.offsets("a")[1] < kafka.offsets("a")[2]  # what is prepared is not aborted
 
+    def test_a_list_of_the_job_under_another_prefix_is_named_until_there_is_an_own_one(self, kafka, sink, caplog):
+        """An epoch that it has is written again. A copy of a query has its name, and rightly another prefix."""
+        for job, topic in ((JOB, "a"), (JOB, "b"), ("other", "a")):
+            committer(sink_to(kafka, topic), job).commit(0, prepared(sink_to(kafka, topic), job, 0, ["0"]))
+        other = sink_to(kafka, "a", transactional_id_prefix="new")
+        for epoch in (0, 1):
+            committer(other, JOB).commit(epoch, prepared(other, JOB, epoch, ["0"]))
+        committer(sink_to(kafka, "a", transactional_id_prefix="third"), "alone").recover()
+        said = [each.getMessage() for each in caplog.records if "under the prefix" in each.getMessage()]
+        assert len(said) == 1
+        assert "job job: the topic 'commits' has no list of it under the prefix 'new', and one under 'headrace'" in said[0]
+
     def test_a_job_that_was_forgotten_starts_over(self, kafka, sink):
         driver = committer(sink, JOB)
         driver.commit(7, prepared(sink, JOB, 7, ["7"]))

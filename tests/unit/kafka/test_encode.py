@@ -343,6 +343,12 @@ def test_without_a_producer_id_there_are_no_sequences(encode: ModuleType) -> Non
 
 
 # --- cutting ---
+@pytest.mark.parametrize(("unit", "none"), [("ms", -1), ("us", -1000), ("ns", -1_000_000)])
+def test_a_time_as_a_record_without_one_is_read_is_that_of_the_write(encode: ModuleType, unit: str, none: int) -> None:
+    (batch,) = encoded(encoder(encode), values(b"", b"", timestamp=pa.array([none, 0], pa.timestamp(unit))))
+    assert [row.timestamp for row in read_back(batch)] == [NOW, 0]
+
+
 @pytest.mark.parametrize("size", [0, 1, 90, 5000])
 @pytest.mark.parametrize("most", [62, 1000, 20_000])
 def test_batches_are_as_large_as_the_bound_lets_them_be(encode: ModuleType, size: int, most: int) -> None:
@@ -586,6 +592,7 @@ BAD_ROWS = {
     "null header key": ({"headers": listed({"key": None, "value": b""})}, "row 1: a header is null or has a null key"),
     "null header": ({"headers": listed(None)}, "row 1: a header is null"),
     "before 1970": ({"timestamp": pa.array([0, -1], pa.timestamp("us"))}, "row 1: the timestamp -1 us is before 1970"),
+    "2 ms before 1970": ({"timestamp": pa.array([0, -2], pa.timestamp("ms"))}, "row 1: the timestamp -2 ms is before 1970"),
 }
 
 

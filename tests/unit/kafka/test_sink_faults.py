@@ -20,7 +20,7 @@ from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.enumerator.errors import CorruptDataError, DataLossError, DeadlineExceededError, HeadraceError, StateError
 from headrace.testing import DyingCommitter, FakeKafka, Killed
-from headrace.testing.fake_kafka import Before, Refuse, Rewrite, StoppedClock
+from headrace.testing.fake_kafka import Before, ErrorCode, Refuse, Rewrite, StoppedClock
 from tests.helpers.isolated import Isolated
 from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows, take_over, values
 from tests.helpers.waiting import eventually
@@ -484,6 +484,18 @@ class TestSmallTopics:
         assert [record.key for record in found] == data["key"].to_pylist()
         assert [list(record.headers) for record in found] == [[(f"h{n}", None), ("", b"x")] for n in range(20)]
         assert [record.timestamp_ms for record in found] == times.cast(pa.int64()).to_pylist()
+
+    @pytest.mark.parametrize("code", [None, "POLICY_VIOLATION", "UNSUPPORTED_FOR_MESSAGE_FORMAT"])
+    def test_rows_that_a_topic_never_takes_are_an_error_that_ends_a_run(self, kafka, code):
+        """Every worker would have it: the run restarted without end. Without a code: no key, for a compacted topic."""
+        kafka.create_topic("comp", configs={} if code else {"cleanup.policy": "compact"})
+        if code:
+            kafka.fault("Produce", Refuse(ErrorCode[code]))
+        sink = KafkaSink(kafka.bootstrap, topic="comp", commit_topic="commits")
+        with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
+            transaction.write(rows(["x"]))
+            with pytest.raises(InvalidForBrokerError, match=f"comp-0: .*{code or 'INVALID_RECORD'}"):
+                transaction.prepare()
 
     def test_a_record_that_alone_is_too_large_is_an_error_that_names_the_topic(self, kafka):
         kafka.create_topic("small", configs={"max.message.bytes": "200"})

@@ -16,7 +16,7 @@ import pytest
 from headrace.kafka import At, KafkaSink, KafkaSource, Latest
 from headrace.run import Pipeline
 from headrace.testing import FakeKafka
-from headrace.testing.fake_kafka import Refuse
+from headrace.testing.fake_kafka import NewRecord, Refuse
 from tests.helpers.python_path import python_path
 from tests.unit.local.test_processes import COMMAND, Run, produce, seen
 
@@ -121,6 +121,40 @@ def test_a_run_in_a_script_ends_with_its_groups_positions_too(kafka, tmp_path):
     Pipeline(source, KafkaSink(kafka.bootstrap, topic="out")).run(checkpoints=str(tmp_path))
     assert refused.fired == 8
     assert set(kafka.committed("g").values()) == {10}
+
+
+# --- bad records ---------------------------------------------------------------------------------------------------------
+
+BAD = """
+import pyarrow as pa
+from headrace import Pipeline
+from headrace.files import FileSource
+from headrace.formats import AvroFormat
+from headrace.kafka import KafkaSource, Latest
+from headrace.sinks import FunctionSink
+
+pipeline = Pipeline({0}, FunctionSink(len))
+"""
+SCHEMA = "schema=pa.schema([('a', pa.int64())])"
+
+
+@pytest.mark.parametrize(("source", "named"), [
+    (f"FileSource(FOLDER, format='jsonl', {SCHEMA})", "a, record 0: is not JSON"),
+    (f"FileSource(FOLDER, format='parquet', {SCHEMA})", "a, record 0: the file cannot be read here"),
+    ("FileSource(FOLDER, format='jsonl')", "a: no schema can be inferred"),
+    ("""KafkaSource(KAFKA, topics=['in'], stop=Latest(), value=AvroFormat('"string"'))""", "the value cannot be decoded"),
+    ("KafkaSource(KAFKA, topics=['far'], stop=Latest())", "timestamp does not fit"),
+], ids=["line", "file", "inference", "value", "time"])  # fmt: skip
+def test_a_bad_record_ends_a_run_at_once_where_it_fails(kafka, tmp_path, source, named):
+    """Every worker would read it: the run restarted without end."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a").write_text("{bad\n")
+    kafka.create_topic("far")
+    kafka.append("far", NewRecord(b"x", timestamp_ms=2**62))
+    written = BAD.format(source.replace("FOLDER", repr(str(tmp_path / "files"))).replace("KAFKA", repr(kafka.bootstrap)))
+    with Run(kafka, tmp_path, workers=1, job=written) as run:
+        status, log = run.process.wait(30), run.log.read_text()
+    assert (status, named in log, "starts again" in log, "started in" in log) == (1, True, False, False), log
 
 
 # --- a stop at the start ---------------------------------------------------------------------------------------------------

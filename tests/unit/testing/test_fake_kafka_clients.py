@@ -7,7 +7,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, To
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as PythonTopicPartition
 
-from headrace.kafka import Earliest, KafkaSource, Latest
+from headrace.kafka import Earliest, KafkaSource, Latest, Timestamp
 from headrace.testing.fake_kafka import FakeKafka, NewRecord
 from tests.helpers.kafka_rig import read_all
 from tests.helpers.python_path import printed
@@ -64,6 +64,17 @@ def test_librdkafka_writes_idempotently_and_reads_back(kafka, codec):
     assert producer.flush(SECONDS) == 0
     assert consumed(kafka, "in") == sent
     assert [record.value for record in kafka.records("in", 0)] == sent
+
+
+def test_a_record_of_a_far_time_is_looked_up_by_time_and_kept_by_compaction(kafka):
+    """A broker's thread died of it, as Arrow's microseconds end before Kafka's milliseconds."""
+    for value, time_ms in ((b"far", 2**62), (b"near", 1_700_000_000_000)):
+        kafka.append("in", NewRecord(value, value, timestamp_ms=time_ms), partition=0)
+    start = {("in", 0): Timestamp(1_700_000_000_000), ("in", 1): Earliest()}
+    source = KafkaSource(kafka.bootstrap, topics=["in"], start=start, stop=Latest(), bad_timestamps="null", columns=["value"])
+    assert [row["value"] for batch in source.batches() for row in batch.to_pylist()] == [b"far", b"near"]
+    kafka.compact("in")
+    assert [record.timestamp_ms for record in kafka.records("in")] == [2**62, 1_700_000_000_000]
 
 
 def test_librdkafka_reads_only_what_was_committed_unless_it_wants_otherwise(kafka):

@@ -62,14 +62,17 @@ def _rewritten(batch: StoredBatch, wanted: list[Span]) -> StoredBatch:
 
 
 def spans(batch: StoredBatch) -> Iterator[Span]:
+    """A time beyond 64-bit microseconds is the batch's greatest."""
     if batch.records:
-        for decoded in decode(batch.data, topic="", partition=0, start=batch.base_offset, columns=_COLUMNS):
-            yield from _spans(decoded.records)
+        read = decode(batch.data, topic="", partition=0, start=batch.base_offset, columns=_COLUMNS, bad_timestamps="null")
+        for decoded in read:
+            yield from _spans(decoded.records, batch.max_timestamp_ms)
 
 
-def _spans(records: Any) -> Iterator[Span]:  # noqa: ANN401  pyarrow has no types
+def _spans(records: Any, greatest_ms: int) -> Iterator[Span]:  # noqa: ANN401  pyarrow has no types
     columns = (records.column(name).to_pylist() for name in ("key", "value", "offset", "headers"))
     micros = records.column("timestamp").cast("int64").to_pylist()
     for time, key, value, offset, headers in zip(micros, *columns, strict=True):
         pairs = tuple((header["key"], header["value"]) for header in headers or ())
-        yield Span(offset, time // 1000, NewRecord(value, key, pairs, time // 1000))
+        time_ms = greatest_ms if time is None else time // 1000
+        yield Span(offset, time_ms, NewRecord(value, key, pairs, time_ms))
