@@ -133,8 +133,8 @@ def check_durable(connection: Connection, table: Table) -> None:
     if table.product is Product.MYSQL and (unflushed := connection.execute(text(_UNFLUSHED)).all()):
         found = ", ".join(f"{name}={value}" for name, value in unflushed)
         url = connection.engine.url
-        place = url.query.get("unix_socket") if url.host is None else f"{url.host}:{url.port or 3306}"
-        server, remedy = f"the server {place or 'localhost'} has {found}", "and no job writes them again: set it to 1"
+        where = url.query.get("unix_socket") if url.host is None else f"{url.host}:{url.port or 3306}"
+        server, remedy = f"the server {where or 'localhost'} has {found}", "and no job writes them again: set it to 1"
         if any(value == "0" for _, value in unflushed):
             raise UsageError(f"{server}, {costs}, {remedy}")
         _warn_once(f"{server}, so a crash of its machine takes committed rows with it, {remedy}")
