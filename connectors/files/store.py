@@ -34,6 +34,7 @@ _WITH_BUCKETS = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"))
 _WITH_HOSTS = frozenset(("ftp", "sftp", "ssh", "smb", "hdfs", "webhdfs", "webdav", "http", "https"))
 """Whose addresses name a machine, where those of other stores have a bucket, a container with an account, or a folder."""
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
+_PORTS = {"ftp": ":21", "sftp": ":22", "ssh": ":22", "smb": ":445", "hdfs": ":8020", "http": ":80", "https": ":443"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # RFC 3986
 _NO_LIBRARY = "Unable to load lib"
 """Of libhdfs or libjvm, in Arrow's client of HDFS."""
@@ -380,18 +381,27 @@ def check_no_password(address: str) -> None:
 
 def is_one_store(path: str, other: str) -> bool:
     """Whether two paths that `normal_path` has given may be in one store: of one scheme, and of no two hosts or accounts."""
-    (scheme, host), (other_scheme, other_host) = map(_store_of, (path, other))
+    (scheme, host, _), (other_scheme, other_host, _) = map(_parts, (path, other))
     return scheme == other_scheme and (host == other_host or not host or not other_host)
 
 
-def _store_of(path: str) -> tuple[str, str]:
-    """The scheme, and the host or the account; empty where the address has none, and so of local paths."""
+def is_within(path: str, folder: str) -> bool:
+    """Whether a path is the folder, or in it, where both are in one store."""
+    inner, outer = (_parts(each)[2].rstrip("/") for each in (path, folder))
+    return f"{inner}/".startswith(f"{outer}/")
+
+
+def _parts(path: str) -> tuple[str, str, str]:
+    """The scheme, the host or the account, and the path there, a bucket or a container among it. Each may be empty."""
     scheme, has_scheme, rest = path.partition("://")
     if not has_scheme or is_local(path):
-        return "", ""
-    _, has_account, host = rest.partition("/")[0].rpartition("@")
-    named = host.partition(":")[0] if has_account or scheme in _WITH_HOSTS else ""
-    return _ALIASES.get(scheme, scheme), named
+        return "", "", path
+    named, _, within = rest.partition("/")
+    container, has_account, host = named.rpartition("@")
+    if scheme in _WITH_HOSTS:
+        return scheme, host.removesuffix(_PORTS.get(scheme, ":")), f"/{within}"
+    scheme = _ALIASES.get(scheme, scheme)
+    return (scheme, host, f"{container}/{within}") if has_account else (scheme, "", rest)
 
 
 def shown_address(path: str) -> str:

@@ -141,28 +141,38 @@ class _Node:
 class _Limits:
     """What schemas that all hold for a value say together. Each schema within them is given with its document's name.
 
-    `kinds`: the types it may have; None where no schema says it. `nullable` likewise. `schemas`: their identities, but of those
-    that only refer to another.
+    `kinds`: the types it may have; None where no schema says it. `nullable` likewise. `constants`: both, by an `enum` or a
+    `const`, which count where nothing else says them. `schemas`: identities of the schemas, but of those that only refer.
     """
 
     kinds: Sequence[str] | None = None
     nullable: bool | None = None
+    constants: tuple[Sequence[str], bool] | None = None
     properties: Mapping[str, _Schemas] = field(default_factory=dict)
     required: frozenset[str] = frozenset()
     items: _Schemas = ()
     schemas: frozenset[int] = frozenset()
 
-    def together(self, more: _Limits, path: str) -> _Limits:
-        """Raises UsageError where no type is in both."""
-        names = [*self.properties, *(name for name in more.properties if name not in self.properties)]
-        return _Limits(
-            _of_both(self.kinds, more.kinds, path),
-            more.nullable if self.nullable is None else self.nullable and more.nullable is not False,
-            {name: (*self.properties.get(name, ()), *more.properties.get(name, ())) for name in names},
-            self.required | more.required,
-            (*self.items, *more.items),
-            self.schemas | more.schemas,
-        )
+
+def _joined(limits: Sequence[_Limits], path: str) -> _Limits:
+    """What these say together. Raises UsageError where no type is in all of them."""
+    kinds: Sequence[str] | None = None
+    properties: dict[str, list[tuple[Any, str]]] = {}
+    for each in limits:
+        kinds = _of_both(kinds, each.kinds, path)
+        for name, schemas in each.properties.items():
+            properties.setdefault(name, []).extend(schemas)
+    nullable = [each.nullable for each in limits if each.nullable is not None]
+    constants = [each.constants for each in limits if each.constants is not None]
+    return _Limits(
+        kinds,
+        all(nullable) if nullable else None,
+        constants[0] if constants else None,
+        properties,
+        frozenset[str]().union(*(each.required for each in limits)),
+        [schema for each in limits for schema in each.items],
+        frozenset[int]().union(*(each.schemas for each in limits)),
+    )
 
 
 class _Reader:
@@ -189,8 +199,10 @@ class _Reader:
             self._nodes_open.pop()
 
     def _read(self, limits: _Limits, path: str, wanted: Mapping[str, Any] | None) -> _Node:
-        nullable = bool(limits.nullable)
-        match limits.kinds:
+        kinds, nullable = limits.kinds, bool(limits.nullable)
+        if kinds is None and limits.constants is not None:
+            kinds, nullable = limits.constants[0], limits.constants[1] and limits.nullable is not False
+        match kinds:
             case None:
                 raise _no_type(path, "allows any value")
             case []:
@@ -204,7 +216,7 @@ class _Reader:
                 if wanted:
                     raise UsageError(f"field '{path}' is {kind}, and has no fields; asked for: {', '.join(wanted)}")
                 return _Node(_PLAIN[kind], nullable)
-        raise _no_type(path, f"may be {' or '.join(limits.kinds)}")
+        raise _no_type(path, f"may be {' or '.join(kinds)}")
 
     def _object(self, limits: _Limits, path: str, wanted: Mapping[str, Any] | None) -> _Node:
         properties = limits.properties
@@ -222,10 +234,7 @@ class _Reader:
         return _Node(kind, nullable=False, fields=fields, required=limits.required & fields.keys())
 
     def _all(self, schemas: _Schemas, path: str) -> _Limits:
-        limits = _Limits()
-        for schema, base in schemas:
-            limits = limits.together(self._limits(schema, base, path), path)
-        return limits
+        return _joined([self._limits(schema, base, path) for schema, base in schemas], path)
 
     def _limits(self, schema: Any, base: str, path: str) -> _Limits:  # noqa: ANN401 - JSON
         """Of one schema, with those that it refers to or is put together of."""
@@ -238,17 +247,15 @@ class _Reader:
             raise _contains_itself(path)
         self._open.append(id(schema))
         try:
-            parts: list[tuple[Any, str]] = []
-            limits = _Limits(schemas=frozenset({id(schema)} if schema.keys() != {"$ref"} else ()))
-            if "$ref" in schema:
-                parts.append(self._referred(schema["$ref"], base, path))
+            parts = [_Limits(schemas=frozenset({id(schema)} if schema.keys() != {"$ref"} else ()))]
             if "$ref" not in schema or self._applies_siblings(base):
-                limits = replace(_own(schema, base, path), schemas=limits.schemas)
-                parts += [(each, base) for each in _list(schema.get("allOf"))]
-                for word in ("oneOf", "anyOf"):
-                    if word in schema:
-                        limits = limits.together(self._alternative(schema[word], base, path), path)
-            return limits.together(self._all(tuple(parts), path), path)
+                parts.append(_own(schema, base, path))
+                parts += [self._alternative(schema[word], base, path) for word in ("oneOf", "anyOf") if word in schema]
+            if "$ref" in schema:
+                parts.append(self._limits(*self._referred(schema["$ref"], base, path), path))
+            if "$ref" not in schema or self._applies_siblings(base):
+                parts += [self._limits(each, base, path) for each in _list(schema.get("allOf"))]
+            return _joined(parts, path)
         finally:
             self._open.pop()
 
@@ -298,6 +305,7 @@ def _own(schema: Mapping[str, Any], base: str, path: str) -> _Limits:
     return _Limits(
         kinds,
         nullable,
+        _constants(schema),
         {name: ((each, base),) for name, each in properties.items()} if isinstance(properties, dict) else {},
         frozenset(each for each in _list(required) if isinstance(each, str)),
         ((schema["items"], base),) if "items" in schema else (),
@@ -305,11 +313,8 @@ def _own(schema: Mapping[str, Any], base: str, path: str) -> _Limits:
 
 
 def _kinds(schema: Mapping[str, Any], path: str) -> tuple[list[str] | None, bool | None]:
-    """The types that a value may have, and whether it may be null; those of its constants, if it says none."""
+    """The types that a value may have, and whether it may be null."""
     said = schema.get("type")
-    if said is None and ("enum" in schema or "const" in schema):
-        constants = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
-        said = sorted({_name_of(each) for each in constants})
     nullable = True if schema.get("nullable") is True else None
     if said is None:
         return (["object"] if "properties" in schema else None), nullable
@@ -318,10 +323,23 @@ def _kinds(schema: Mapping[str, Any], path: str) -> tuple[list[str] | None, bool
         raise _no_type(path, "allows any value")
     if unknown := [each for each in kinds if each not in ("null", "object", "array", *_PLAIN)]:
         raise UsageError(f"this is not a JSON Schema: there is no type {unknown[0]!r}{_at(path)}")
+    others = _without_null(kinds)
+    return others, nullable or "null" in kinds
+
+
+def _constants(schema: Mapping[str, Any]) -> tuple[list[str], bool] | None:
+    """The types of its constants, and whether null is among them; None where it has no constants."""
+    if "enum" not in schema and "const" not in schema:
+        return None
+    constants = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
+    kinds = sorted({_name_of(each) for each in constants})
+    return _without_null(kinds), "null" in kinds
+
+
+def _without_null(kinds: Sequence[str]) -> list[str]:
+    """The types but null. Each integer is a number."""
     others = [each for each in kinds if each != "null"]
-    if sorted(others) == ["integer", "number"]:
-        others = ["number"]
-    return others, nullable or len(others) < len(kinds)
+    return ["number"] if sorted(others) == ["integer", "number"] else others
 
 
 def _of_both(kinds: Sequence[str] | None, more: Sequence[str] | None, path: str) -> Sequence[str] | None:

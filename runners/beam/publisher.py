@@ -43,8 +43,8 @@ class Publisher(Generic[SplitT]):
         if ended and not report_finished(self._source, ended, self._worker.finishing_failures):
             ended = []  # a later call is another try
         for last in started.unpublished:
-            if last in ended or self._given_up(last):
-                tracker.try_claim(Published(last.split_id))
+            if (last in ended or self._given_up(last)) and tracker.try_claim(Published(last.split_id)):
+                self._worker.forget(last.split_id)
         if tokens:
             finalizer.register(partial(self._finalised, tokens))
 

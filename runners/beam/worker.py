@@ -221,6 +221,12 @@ class Worker(Generic[SplitT]):
             # This many calls of a split may wait for their bundle's finalisation: a runner keeps about 100 KB for each.
             return self._publications.setdefault(split_id, Publication(most_outstanding=256))
 
+    def forget(self, split_id: str) -> None:
+        """A split has ended, and its last position is published: of a stream of files there are more and more of them."""
+        with self._lock:
+            self._publications.pop(split_id, None)
+            self.ended_s.pop(split_id, None)
+
 
 _workers: dict[str, Worker[Any]] = {}
 _lock = threading.Lock()

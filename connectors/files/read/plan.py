@@ -17,7 +17,7 @@ from headrace.connectors.files.read.folders import Folder, FoundFile, archive, o
 from headrace.connectors.files.read.formats import ReadFormat
 from headrace.connectors.files.read.globs import name_glob
 from headrace.connectors.files.read.split import FileSplit, shown
-from headrace.connectors.files.store import TABLES, given_path, is_local, is_one_store, shown_address
+from headrace.connectors.files.store import TABLES, given_path, is_local, is_one_store, is_within, shown_address
 from headrace.enumerator.errors import BadRecordError, CorruptDataError, HeadraceError, StateError, UsageError
 
 log = logging.getLogger(__name__)
@@ -98,8 +98,7 @@ class FilePlan:
                 raise UsageError(
                     f"the archive {target} must be in the filesystem of {self.path}: an address with the same scheme and host"
                 )
-        within, folder = (each.rpartition("://")[2].rstrip("/") for each in (target, self.path))  # schemes have aliases
-        if f"{within}/".startswith(f"{folder}/"):
+        if is_within(target, self.path):
             raise UsageError(f"the archive {target} must not be in the folder that is read, {self.path}")
         self.after_read = _ARCHIVE + target
 
@@ -164,7 +163,9 @@ class FilePlan:
         except Exception as error:
             if isinstance(error, HeadraceError | MemoryError) and not isinstance(error, CorruptDataError):
                 raise
-            raise BadRecordError(f"{shown(first.path)}: no schema can be inferred: {error}: give the schema") from error
+            may_pass = isinstance(error, OSError) and error.errno is not None  # Arrow's own have none
+            kind = CorruptDataError if may_pass else BadRecordError
+            raise kind(f"{shown(first.path)}: no schema can be inferred: {error}: give the schema") from error
         self._inferred = pa.schema([*(each for each in found if each.name not in keys.names), *keys])
         return self._inferred
 

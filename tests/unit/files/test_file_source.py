@@ -1199,8 +1199,18 @@ def test_a_signature_in_an_address_is_not_shown(made, address):
 
 
 @pytest.mark.parametrize(("path", "archive"), [
+    ("/in", "/in/done"), ("s3://b/in", "s3a://b/in/done"), ("hdfs:///in", "hdfs://nn/in/done"), ("sftp://h:22/in", "sftp://u@h/in"),
+    ("abfs://c/in", "abfss://c@account/in/done"),
+])  # fmt: skip
+def test_an_archive_in_the_folder_that_is_read_is_refused(path, archive):
+    """Its files would be new ones."""
+    with pytest.raises(UsageError, match="must not be in the folder that is read"):
+        FileSource(path, after_read=f"archive:{archive}")
+
+
+@pytest.mark.parametrize(("path", "archive"), [
     ("s3://b/in", "gs://b/done"), ("s3://b/in", "/done"), ("sftp://a@h/in", "sftp://a@other/done"), ("ftp://h/in", "ftp://i/done"),
-    ("abfs://c@account/in", "abfs://c@other/done"),
+    ("sftp://h:22/in", "sftp://h:2222/done"), ("abfs://c@account/in", "abfs://c@other/done"),
 ])  # fmt: skip
 def test_an_archive_in_another_store_is_refused(path, archive):
     """Or the file would be renamed within the source's store, to a path of that name."""

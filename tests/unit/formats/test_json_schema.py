@@ -92,6 +92,8 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
     ({"oneOf": [obj(a=INTEGER)], "anyOf": [obj(b=INTEGER)]}, "struct<a: int64, b: int64>"),
     ({**obj(a=INTEGER), "anyOf": [{"required": ["a"]}, {"type": "object", "minProperties": 2}]}, "struct<a: int64>"),
     (obj(a={"allOf": [{"type": "number"}, INTEGER, {"minimum": 0}]}), "struct<a: int64>"),
+    (obj(a={"allOf": [{"enum": [1, 2]}, {"type": "number"}]}, b={"allOf": [{"const": "x"}, {"minLength": 1}]}),
+     "struct<a: double, b: string>"),
     (obj(a={"allOf": [INTEGER, {"type": ["number", "null"]}]}), "struct<a: int64>"),
     ({"allOf": [obj(a=STRING), {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}]}, "struct<a: string>"),
     ({"allOf": [obj(a=STRING), obj(a={"const": "x"})]}, "struct<a: string>"),
