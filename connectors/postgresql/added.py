@@ -113,9 +113,11 @@ class AddedTables:
                 log.warning("%s: the rows are read again; those that were deleted meanwhile stay in the copy", ", ".join(again))
             left = [oid for oid, entries in entries_of.items() if oid in of_read or not entries]
             published = {**dict.fromkeys(left, ()), **published}
-        known, now = split.options, self._followed[0].options
-        is_other = known is None or now is None or known[:2] != now[:2]  # what else has changed is for the discovery
-        split = replace(split, published_by=tuple(published.items()), options=now if is_other else known)
+        known, first = split.options, self._followed[0]
+        options = first.options.since(known) if first.options and known and of_read else first.options
+        if known and split.position.lsn > first.known_at:  # a reader that was started later has read on
+            options = known
+        split = replace(split, published_by=tuple(published.items()), options=options)
         if split.tables is None:
             return split
         tables = tuple((each.table.full_name, each.table.oid) for each in self._followed if split.has_rows_of(each.table.oid))

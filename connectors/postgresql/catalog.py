@@ -367,20 +367,26 @@ class PublishedTable:
 
 class PublicationOptions(NamedTuple):
     """Of a publication. `operations`: in alphabetical order. `version`: another one after each ALTER PUBLICATION of an option,
-    of the name or the owner; not after one of tables."""
+    of the name or the owner; not after one of tables. `via_root`: None where an older headrace wrote it.
+
+    `missing`: operations that were published since rows were read, and later were seen not to be; also where they are back.
+    """
 
     name: str
     owner: str
     operations: tuple[str, ...]
     version: int
+    via_root: bool | None = None
+    missing: tuple[str, ...] = ()
 
-    def may_have_hidden(self, before: PublicationOptions) -> bool:
-        """Whether the log may lack changes since this was as `before`, where the options do not show what was altered.
+    def since(self, known: PublicationOptions) -> PublicationOptions:
+        """With what is missing since `known`, and was then."""
+        return self._replace(missing=tuple(sorted({*known.missing, *{*known.operations}.difference(self.operations)})))
 
-        An operation that is no longer published is shown, and is one that the copy lacks; not so where it is back.
-        """
-        is_shown = self[:2] != before[:2] or not {*self.operations}.issuperset(before.operations)
-        return self.version != before.version and not is_shown
+    def may_have_hidden(self, known: PublicationOptions) -> bool:
+        """Whether it was altered since it was as `known`, and nothing shows what. It may have been as it is."""
+        is_same = self[:3] == known[:3] and known.via_root in (None, self.via_root)
+        return is_same and self.version != known.version
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +406,7 @@ class PgPublication:
 
     @property
     def options(self) -> PublicationOptions:
-        return PublicationOptions(self.name, self.owner, tuple(sorted(self.operations)), self.version)
+        return PublicationOptions(self.name, self.owner, tuple(sorted(self.operations)), self.version, self.via_root)
 
     @property
     def unpublished(self) -> frozenset[str]:

@@ -177,6 +177,7 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
         self._number, self._end, self._stage, self._tables = number, end, stage, tables
         self._said: dict[str, str] = {}
         self._left: set[int] = set()
+        self._options: catalog.PublicationOptions | None = None
 
     def initial(self) -> DiscoveryResult[ChangesSplit]:
         """Raises UsageError for a table with a column that was renamed behind its chunks."""
@@ -188,8 +189,8 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
                 check_sum(each.table.full_name, read_sum(sums.get(str(each.table.oid))), each.table.names)
             tables, seam = read_tables(stored_object(self._end["tables"])), read_seam(stored_object(self._end["seam"]))
             published = read_published(stored_object(self._end["published_by"]))
-            place, options = read_origin(self._end["position"]), read_options(self._end.get("options"))
-            split = LogSplit(self._number, place, tables, 0, seam, published, columns, options)
+            place, self._options = read_origin(self._end["position"]), read_options(self._end.get("options"))
+            split = LogSplit(self._number, place, tables, 0, seam, published, columns, self._options)
         else:
             published = tuple((each.table.oid, each.published_by) for each in followed)
             with translated(self._source.url, "making a slot"), connect(self._source.url) as connection:
@@ -201,7 +202,7 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
     def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
         """Raises DataLossError for a table that was out of the publication: nothing later lets the job have its changes.
 
-        And for a publication that may have left out changes. UsageError if those until now were of another publication.
+        And for an operation that was. UsageError if the changes until now were those of another publication.
         """
         source = self._source
         _ = source.followed  # what a new split has is from before what is read here
@@ -245,13 +246,21 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
                 )
 
     def _check_options(self, split: LogSplit, published: Collection[int], now: catalog.PublicationOptions) -> None:
-        known = dict(split.published_by)
-        tables = [each.table for each in self._source.followed if known.get(each.table.oid) and each.table.oid in published]
+        """Warn where only the version has changed: a tool may have set the same again."""
+        tables = [each.table for each in self._source.followed if each.table.oid in published]
         read = ", ".join(table.full_name for table in tables if split.has_rows_of(table.oid))
-        if read and split.options is not None and now.may_have_hidden(split.options):
+        known = self._options or split.options
+        self._options = now.since(known) if known and read else now
+        if back := ", ".join(sorted({*self._options.missing}.intersection(now.operations))):
             raise DataLossError(
-                f"the options of publication {now.name} have changed since this job has read {read}, so the log may lack "
-                f"what was changed between: {NEW_SNAPSHOT}"
+                f"publication {now.name} did not publish {back} for a while, so the log lacks such changes of {read}: "
+                f"{NEW_SNAPSHOT}"
+            )
+        if known and read and now.may_have_hidden(known):
+            log.warning(
+                "publication %s was altered since the last look, and has the same options now: if it had others between, the "
+                "log lacks changes of %s. To find out, ask who altered it, or compare rows with the copy. If they differ, %s",
+                *(now.name, read, NEW_SNAPSHOT),
             )
 
     def _say_what_has_changed(self, published: Mapping[int, catalog.PublishedTable], unpublished: Collection[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.connectors.postgresql.catalog import PublicationOptions
 from headrace.connectors.postgresql.columns import Names, NamesSum, read_columns, read_sum, stored_columns
-from headrace.enumerator.envelope import stored_number, stored_object, stored_text
+from headrace.enumerator.envelope import stored_number, stored_object, stored_text, stored_truth
 from headrace.enumerator.source import JsonObject, SplitSerializer
 
 Key = tuple[str, ...]
@@ -94,7 +94,7 @@ class LogSplit:
     no change can be in a chunk. `tables`: those whose rows are read, with their oids; None where no rows are wanted.
     `published_by`: of tables, by their oids, as of `PublishedTable`: the log has their changes while one of these stays.
     `columns`: names of columns as a reader last had them, by the tables' oids; none where an older headrace read them.
-    `options`: of the publication since which the log has all changes of the tables; None where an older headrace read it.
+    `options`: of the publication as the last start found it; None where an older headrace read it.
     """
 
     stage: int
@@ -181,17 +181,20 @@ def read_published(data: JsonObject) -> tuple[tuple[int, tuple[int, ...]], ...]:
     return tuple((int(oid), _numbers(entries)) for oid, entries in data.items())
 
 
-def stored_options(options: PublicationOptions) -> list[str | int | list[str]]:
+def stored_options(options: PublicationOptions) -> list[str | int | list[str] | None]:
     """As a JSON list."""
-    return [options.name, options.owner, [*options.operations], options.version]
+    name, owner, operations, version, via_root, missing = options
+    return [name, owner, [*operations], version, via_root, [*missing]]
 
 
 def read_options(data: Any) -> PublicationOptions | None:  # noqa: ANN401 - JSON
-    """What `stored_options` gave, or None. TypeError and ValueError mean damaged data."""
+    """What `stored_options` gave, or None; an older headrace gave four values. TypeError and ValueError mean damaged data."""
     if data is None:
         return None
-    name, owner, operations, version = data
-    return PublicationOptions(stored_text(name), stored_text(owner), _key(operations), stored_number(version))
+    name, owner, operations, version, via_root, missing = data if len(data) > 4 else (*data, None, [])
+    root = None if via_root is None else stored_truth(via_root)
+    names = stored_text(name), stored_text(owner), _key(operations)
+    return PublicationOptions(*names, stored_number(version), root, _key(missing))
 
 
 def _numbers(data: Any) -> tuple[int, ...]:  # noqa: ANN401 - JSON
@@ -216,7 +219,7 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
     log: {"stage": 1,
     "position": {...}, "tables": {"public.t": 16385}, "skip": 0, "seam": null, "published_by": {"16385": [16390]}}.
     Where it is known, a chunk also has "columns": [2, 0, 3421780262], the log {"16385": ["id", "value"]}, and both have
-    "options": ["orders", "app", ["delete", "insert"], 742].
+    "options": ["orders", "app", ["delete", "insert"], 742, true, ["update"]].
     """
 
     version = 1

@@ -967,7 +967,7 @@ def test_a_table_that_was_out_of_the_publication_for_a_while_is_data_loss(url: s
 OPTIONS = (
     "ALTER PUBLICATION orders SET (publish = 'truncate')",
     "ALTER PUBLICATION orders SET (publish = 'insert, update, delete, truncate')",
-    "options of publication orders have changed since this job has read public.orders, so the log may lack",
+    "publication orders did not publish delete, insert, update for a while, so the log lacks such changes of public.orders",
 )
 UNLOGGED = (
     "ALTER TABLE public.orders SET UNLOGGED",
@@ -977,10 +977,12 @@ UNLOGGED = (
 
 
 @contextmanager
-def following(url: str) -> Iterator[tuple[EmbeddedRun, Callable[[], None]]]:
+def following(
+    url: str, operations: str = "insert, update, delete, truncate"
+) -> Iterator[tuple[EmbeddedRun, Callable[[], None]]]:
     """A run of a publication of all tables, and what lets it look at the catalog. Its snapshot has more chunks to come."""
     now = [0.0]
-    psql(url, "DROP PUBLICATION orders", "CREATE PUBLICATION orders FOR ALL TABLES")
+    psql(url, "DROP PUBLICATION orders", f"CREATE PUBLICATION orders FOR ALL TABLES WITH (publish = '{operations}')")
     with EmbeddedRun(source_of(url, chunk_rows=1000), clock=lambda: now[0], discovery_interval_s=1.0) as run:
 
         def look() -> None:
@@ -1006,26 +1008,89 @@ def test_changes_that_the_publication_has_left_out_are_data_loss_also_by_the_sam
             look()
 
 
-def test_changes_that_were_left_out_while_rows_are_read_are_data_loss(url: str) -> None:
-    out, back, said = OPTIONS
+def altered(caplog: pytest.LogCaptureFixture) -> int:
+    """How many times it was said that changes may have been left out."""
+    return sum("publication orders was altered since the last look" in record.message for record in caplog.records)
+
+
+def test_changes_that_were_perhaps_left_out_between_looks_are_a_warning(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It was data loss, also where a tool had set the same options again."""
+    out, back, _ = OPTIONS
     with following(url) as (run, look):
-        psql(url, out, back)
+        psql(url, out, back)  # while rows are read
         read_some(run, 2000)
-        with pytest.raises(DataLossError, match=said):
+        look()
+        assert altered(caplog) == 1
+        psql(url, back)
+        for _ in range(2):
+            look()
+            assert altered(caplog) == 2
+        less = "ALTER PUBLICATION orders SET (publish = 'insert, update')"
+        psql(url, less)
+        look()
+        assert altered(caplog) == 2, "this is seen"
+        psql(url, out, less)
+        look()
+        assert altered(caplog) == 3, "of the others, where one is out for good"
+        psql(url, "ALTER PUBLICATION orders SET (publish = 'insert')")
+        look()
+        psql(url, less)
+        with pytest.raises(DataLossError, match="did not publish update for a while"):
             look()
 
 
-def test_changes_that_were_left_out_while_the_job_was_down_are_data_loss(url: str) -> None:
-    out, back, said = OPTIONS
-    with following(url) as (run, look):
+def test_more_operations_and_partitions_by_their_root_are_no_loss(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with following(url, "insert") as (run, look):
         read_some(run, 2000)
-        psql(url, out)
-        look()
+        for option in ("publish = 'insert, delete'", "publish_via_partition_root = true", "publish = 'insert'"):
+            psql(url, f"ALTER PUBLICATION orders SET ({option})")
+            look()
+        psql(url, "ALTER PUBLICATION orders SET (publish = 'insert, delete')")
+        with pytest.raises(DataLossError, match="did not publish delete for a while"):
+            look()
+    assert not altered(caplog)
+
+
+def test_a_partitioned_table_that_was_not_published_by_its_root_for_a_while_is_data_loss(url: str) -> None:
+    psql(
+        url,
+        "CREATE TABLE public.parted (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE public.parted_0 PARTITION OF public.parted DEFAULT",
+        "INSERT INTO public.parted VALUES (1)",
+        "CREATE PUBLICATION parted FOR TABLE public.parted WITH (publish_via_partition_root = true)",
+    )
+    now = [0.0]
+    source = ChangesSource(url, tables=["public.parted"], publication="parted", slot=SLOT)
+    try:
+        with EmbeddedRun(source, clock=lambda: now[0], discovery_interval_s=1.0) as run:
+            read_some(run, 1)
+            run.poll(0.1)
+            psql(url, "ALTER PUBLICATION parted SET (publish_via_partition_root = false)")
+            now[0] += 5.0
+            run.poll(0.1)
+            psql(url, "ALTER PUBLICATION parted SET (publish_via_partition_root = true)")
+            now[0] += 5.0
+            with pytest.raises(DataLossError, match=r"public.parted was out of publication parted for a while"):
+                run.poll(0.1)
+    finally:
+        psql(url, "DROP PUBLICATION parted", "DROP TABLE public.parted")
+
+
+def test_changes_that_were_left_out_while_the_job_was_down_are_data_loss(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Where a start has seen it. Else it is a warning, once."""
+    with following(url) as (run, _):
+        read_some(run, 2000)
+        run.poll(0.1)
         state = run.checkpoint()
-    with EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
-        state = run.checkpoint()
+    out, back = (f"ALTER PUBLICATION orders SET (publish = 'insert{more}')" for more in ("", ", update, delete, truncate"))
+    for number, statements in enumerate([(out, back), (), (out,)]):
+        psql(url, *statements, f"INSERT INTO public.orders VALUES ({9000 + number}, 'p', 'read')")
+        with EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
+            read_some(run, 1)
+            state = run.checkpoint()
+        assert altered(caplog) == 1
     psql(url, back)
-    with pytest.raises(DataLossError, match=said):
+    with pytest.raises(DataLossError, match="did not publish delete, truncate, update for a while"):
         EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state)
 
 

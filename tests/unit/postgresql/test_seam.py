@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.connectors.postgresql.added import AddedTables
 from headrace.connectors.postgresql.catalog import PublicationOptions
 from headrace.connectors.postgresql.columns import NamesSum
 from headrace.connectors.postgresql.seam import SeamFilter, Visible, full_xid
+from headrace.connectors.postgresql.snapshot import Followed
 from headrace.connectors.postgresql.splits import (
     ChangesSplitSerializer,
     ChunkSplit,
@@ -23,8 +25,10 @@ from headrace.connectors.postgresql.splits import (
     Seam,
     Seen,
     TableSeam,
+    read_options,
     seam_of,
 )
+from headrace.connectors.postgresql.types import PgTable
 
 ORDERS = "public.orders"
 PLACE = Origin("7", 1, 100)
@@ -126,7 +130,7 @@ def test_the_log_has_the_seam_until_it_is_passed() -> None:
 
 
 NAMES = ("id", None, "value")
-OPTIONS = PublicationOptions("orders", "app", ("delete", "insert"), 742)
+OPTIONS = PublicationOptions("orders", "app", ("delete", "insert"), 742, True, ("update",))
 SPLITS = {
     "read": FIRST,
     "not read": chunk(3, "x", None, None),
@@ -147,6 +151,45 @@ def test_a_split_is_read_and_written_as_in_the_golden_file(name: str) -> None:
     serializer, stored = ChangesSplitSerializer(), json.loads(GOLDEN.read_text())[name]
     assert serializer.deserialize(1, stored) == SPLITS[name]
     assert json.loads(json.dumps(serializer.serialize(SPLITS[name]))) == stored
+
+
+ALL = OPTIONS._replace(operations=("delete", "insert", "update"), version=743, missing=())
+NONE = ALL._replace(operations=(), version=744)
+
+
+def test_operations_that_were_seen_to_be_missing_stay_so() -> None:
+    assert NONE.since(ALL).missing == ALL.since(NONE.since(ALL)).missing == ("delete", "insert", "update")
+    assert ALL.since(NONE).missing == ()
+    assert NONE._replace(operations=("insert",)).since(OPTIONS).missing == ("delete", "update")
+
+
+@pytest.mark.parametrize(
+    ("known", "may_have"),
+    [
+        (ALL, False),
+        (ALL._replace(version=9), True),
+        (ALL._replace(version=9, via_root=None, missing=("truncate",)), True),
+        (ALL._replace(version=9, via_root=False), False),
+        (ALL._replace(version=9, owner="other"), False),
+        (NONE, False),
+    ],
+)
+def test_only_a_version_shows_that_a_publication_may_have_hidden_changes(known: PublicationOptions, may_have: bool) -> None:
+    assert ALL.may_have_hidden(known) is may_have
+
+
+@pytest.mark.parametrize(("lsn", "known", "taken_over"), [(100, ALL, NONE.since(ALL)), (101, ALL, ALL), (101, None, NONE)])
+def test_a_start_notes_what_is_missing_unless_a_later_one_has_read_on(
+    lsn: int, known: PublicationOptions | None, taken_over: PublicationOptions
+) -> None:
+    orders = PgTable(16385, "public", "orders", (), "default", ())
+    followed = Followed(orders, None, is_partitioned=False, known_at=100, published_by=(9,), options=NONE)
+    split = LogSplit(0, replace(PLACE, lsn=lsn), published_by=((16385, (9,)),), options=known)
+    assert AddedTables("", [followed], 1).taken_over(split).options == taken_over
+
+
+def test_options_of_an_older_headrace_are_read() -> None:
+    assert read_options(["orders", "app", ["delete", "insert"], 742]) == OPTIONS._replace(via_root=None, missing=())
 
 
 @pytest.mark.parametrize("name", SPLITS)
