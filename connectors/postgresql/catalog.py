@@ -367,7 +367,7 @@ class PublishedTable:
 
 class PublicationOptions(NamedTuple):
     """Of a publication. `operations`: in alphabetical order. `version`: another one after each ALTER PUBLICATION of an option,
-    of the name or the owner; not after one of tables. `via_root`: None where an older headrace wrote it.
+    of the name or the owner; not after one of tables.
 
     `missing`: operations that were published since rows were read, and later were seen not to be; also where they are back.
     """
@@ -376,7 +376,7 @@ class PublicationOptions(NamedTuple):
     owner: str
     operations: tuple[str, ...]
     version: int
-    via_root: bool | None = None
+    via_root: bool
     missing: tuple[str, ...] = ()
 
     def since(self, known: PublicationOptions) -> PublicationOptions:
@@ -385,7 +385,7 @@ class PublicationOptions(NamedTuple):
 
     def may_have_hidden(self, known: PublicationOptions) -> bool:
         """Whether it was altered since it was as `known`, and nothing shows what. It may have been as it is."""
-        is_same = self[:3] == known[:3] and known.via_root in (None, self.via_root)
+        is_same = self[:3] == known[:3] and known.via_root == self.via_root
         return is_same and self.version != known.version
 
 

@@ -181,20 +181,19 @@ def read_published(data: JsonObject) -> tuple[tuple[int, tuple[int, ...]], ...]:
     return tuple((int(oid), _numbers(entries)) for oid, entries in data.items())
 
 
-def stored_options(options: PublicationOptions) -> list[str | int | list[str] | None]:
+def stored_options(options: PublicationOptions) -> list[str | int | list[str]]:
     """As a JSON list."""
     name, owner, operations, version, via_root, missing = options
     return [name, owner, [*operations], version, via_root, [*missing]]
 
 
 def read_options(data: Any) -> PublicationOptions | None:  # noqa: ANN401 - JSON
-    """What `stored_options` gave, or None; an older headrace gave four values. TypeError and ValueError mean damaged data."""
+    """What `stored_options` gave, or None. TypeError and ValueError mean damaged data."""
     if data is None:
         return None
-    name, owner, operations, version, via_root, missing = data if len(data) > 4 else (*data, None, [])
-    root = None if via_root is None else stored_truth(via_root)
+    name, owner, operations, version, via_root, missing = data
     names = stored_text(name), stored_text(owner), _key(operations)
-    return PublicationOptions(*names, stored_number(version), root, _key(missing))
+    return PublicationOptions(*names, stored_number(version), stored_truth(via_root), _key(missing))
 
 
 def _numbers(data: Any) -> tuple[int, ...]:  # noqa: ANN401 - JSON

@@ -25,7 +25,6 @@ from headrace.connectors.postgresql.splits import (
     Seam,
     Seen,
     TableSeam,
-    read_options,
     seam_of,
 )
 from headrace.connectors.postgresql.types import PgTable
@@ -168,7 +167,7 @@ def test_operations_that_were_seen_to_be_missing_stay_so() -> None:
     [
         (ALL, False),
         (ALL._replace(version=9), True),
-        (ALL._replace(version=9, via_root=None, missing=("truncate",)), True),
+        (ALL._replace(version=9, missing=("truncate",)), True),
         (ALL._replace(version=9, via_root=False), False),
         (ALL._replace(version=9, owner="other"), False),
         (NONE, False),
@@ -186,10 +185,6 @@ def test_a_start_notes_what_is_missing_unless_a_later_one_has_read_on(
     followed = Followed(orders, None, is_partitioned=False, known_at=100, published_by=(9,), options=NONE)
     split = LogSplit(0, replace(PLACE, lsn=lsn), published_by=((16385, (9,)),), options=known)
     assert AddedTables("", [followed], 1).taken_over(split).options == taken_over
-
-
-def test_options_of_an_older_headrace_are_read() -> None:
-    assert read_options(["orders", "app", ["delete", "insert"], 742]) == OPTIONS._replace(via_root=None, missing=())
 
 
 @pytest.mark.parametrize("name", SPLITS)
