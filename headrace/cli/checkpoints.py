@@ -47,8 +47,6 @@ def _usable(location: str) -> Iterator[None]:
     """Raises UsageError, naming the location, for what a filesystem, or the library of a store, raises in the body."""
     from headrace.connectors.files.store import is_local
 
-    if location.startswith("memory:"):  # fsspec's: gone with this process
-        raise UsageError(f"{location}: the memory of another process cannot be used: give a folder, or the URL of a store")
     try:
         yield
     except HeadraceError:
