@@ -78,7 +78,7 @@ class UnknownTopicError(RetriableError):
         """`topics`: their names."""
         if isinstance(topics, str):  # an engine makes errors again by their texts, and a RuntimeError if that is refused
             raise TypeError("topics is a set of names, not a text")
-        self.topics = frozenset(topics)
+        self.topics: frozenset[str] = frozenset(topics)
         names = ", ".join(repr(name) for name in sorted(topics))
         why = "misspelt, deleted, or hidden because Describe was not granted"
         super().__init__(f"no broker knows the topic {names}; it may be {why}")
