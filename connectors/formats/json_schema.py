@@ -189,7 +189,7 @@ class _Reader:
 
     def node(self, schemas: _Schemas, path: str, wanted: Mapping[str, Any] | None) -> _Node:
         """The node of a value for which all these schemas hold; `wanted`: which fields, as a tree (None: all)."""
-        limits = self._all(schemas, path)
+        limits = _joined([self._limits(schema, base, path) for schema, base in schemas], path)
         if limits.schemas in self._nodes_open:
             raise _contains_itself(path)
         self._nodes_open.append(limits.schemas)
@@ -233,9 +233,6 @@ class _Reader:
         kind = pa.struct([(name, each.kind) for name, each in fields.items()])
         return _Node(kind, nullable=False, fields=fields, required=limits.required & fields.keys())
 
-    def _all(self, schemas: _Schemas, path: str) -> _Limits:
-        return _joined([self._limits(schema, base, path) for schema, base in schemas], path)
-
     def _limits(self, schema: Any, base: str, path: str) -> _Limits:  # noqa: ANN401 - JSON
         """Of one schema, with those that it refers to or is put together of."""
         self._nodes += 1
@@ -247,14 +244,12 @@ class _Reader:
             raise _contains_itself(path)
         self._open.append(id(schema))
         try:
-            parts = [_Limits(schemas=frozenset({id(schema)} if schema.keys() != {"$ref"} else ()))]
-            if "$ref" not in schema or self._applies_siblings(base):
-                parts.append(_own(schema, base, path))
-                parts += [self._alternative(schema[word], base, path) for word in ("oneOf", "anyOf") if word in schema]
+            said = schema if "$ref" not in schema or self._applies_siblings(base) else {}
+            parts = [_Limits(schemas=frozenset({id(schema)} if schema.keys() != {"$ref"} else ())), _own(said, base, path)]
+            parts += [self._alternative(said[word], base, path) for word in ("oneOf", "anyOf") if word in said]
             if "$ref" in schema:
                 parts.append(self._limits(*self._referred(schema["$ref"], base, path), path))
-            if "$ref" not in schema or self._applies_siblings(base):
-                parts += [self._limits(each, base, path) for each in _list(schema.get("allOf"))]
+            parts += [self._limits(each, base, path) for each in _list(said.get("allOf"))]
             return _joined(parts, path)
         finally:
             self._open.pop()

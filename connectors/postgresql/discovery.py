@@ -151,12 +151,22 @@ class ChunkDiscovery(SplitDiscovery[ChangesSplit]):
 
 def _cut(connection: psycopg.Connection, followed: Followed, rows: int, place: Origin, floor: int) -> Iterator[ChunkSplit]:
     table, key = followed.table, chunk_key(followed.table)
-    columns, options = NamesSum.of(table.names), followed.options
+    columns = NamesSum.of(table.names)
     bounds: list[Key | None] = [None, *lower_bounds(connection, followed, key, rows), None]
     for number, (lower, upper) in enumerate(pairwise(bounds)):
-        published = followed.published_by
         yield ChunkSplit(
-            *(0, table.full_name, table.oid, number, key, lower, upper, place, floor, None, published, columns, options)
+            stage=0,
+            table=table.full_name,
+            oid=table.oid,
+            number=number,
+            key=key,
+            lower=lower,
+            upper=upper,
+            slot=place,
+            floor=floor,
+            published_by=followed.published_by,
+            columns=columns,
+            options=followed.options,
         )
 
 

@@ -192,8 +192,8 @@ def read_options(data: Any) -> PublicationOptions | None:  # noqa: ANN401 - JSON
     if data is None:
         return None
     name, owner, operations, version, via_root, missing = data
-    names = stored_text(name), stored_text(owner), _key(operations)
-    return PublicationOptions(*names, stored_number(version), stored_truth(via_root), _key(missing))
+    number, root = stored_number(version), stored_truth(via_root)
+    return PublicationOptions(stored_text(name), stored_text(owner), _key(operations), number, root, _key(missing))
 
 
 def _numbers(data: Any) -> tuple[int, ...]:  # noqa: ANN401 - JSON
@@ -264,12 +264,8 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
             tables = None if data["tables"] is None else read_tables(stored_object(data["tables"]))
             published = read_published(stored_object(data["published_by"]))
             columns = read_columns(stored_object(data.get("columns", {})))
-            position, skip, options = (
-                read_origin(data["position"]),
-                stored_number(data["skip"]),
-                read_options(data.get("options")),
-            )
-            return LogSplit(stage, position, tables, skip, seam, published, columns, options)
+            position, skip = read_origin(data["position"]), stored_number(data["skip"])
+            return LogSplit(stage, position, tables, skip, seam, published, columns, read_options(data.get("options")))
         seen = data["seen"]
         return ChunkSplit(
             stage,

@@ -90,6 +90,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether a parameter is on the command line, and not its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def client_properties(
     bootstrap: str | None, pairs: Sequence[str] | None, file: Path | None, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:

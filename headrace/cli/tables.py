@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import Yes, grouped, named_values
+from headrace.cli.options import Yes, grouped, is_given, named_values
 from headrace.cli.output import Listing, confirm, note, show
 from headrace.connectors.base.jobs import check_job, is_one_off
 from headrace.enumerator.errors import HeadraceError, UsageError
@@ -67,8 +67,7 @@ class TableOptions:
         `shared`: the names of parameters that it has for both. Raises UsageError for an option that is for the other: it would
         be ignored.
         """
-        sources = {name: context.get_parameter_source(name) for name in context.params}
-        given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+        given = {name for name in context.params if is_given(context, name)}
         is_table = bool(given & {"delta", "iceberg"})
         own = {each.name for each in fields(self)}
         misplaced = given - {*own, *shared} if is_table else given & own

@@ -22,7 +22,7 @@ import typer
 
 from headrace.cli.compare import Identity, OrderCheck, RecordFault, RecordField, RowIdentity, TopicCounts, parse_origin
 from headrace.cli.durable_lists import DurableLists, read_lists
-from headrace.cli.options import ClientOptions, grouped
+from headrace.cli.options import ClientOptions, grouped, is_given
 from headrace.cli.output import Listing, escaped, note, progress, show
 from headrace.cli.tables import TableOptions
 from headrace.connectors.kafka.write.names import parse_key
@@ -215,8 +215,7 @@ def verify_command(
     table = tables.named(context, *_FOR_BOTH)
     if table is None and after is None:
         raise UsageError("give --output, --delta or --iceberg")
-    given_by = context.get_parameter_source("identity")
-    if id_header and given_by is not None and given_by.name == "COMMANDLINE":
+    if id_header and is_given(context, "identity"):
         raise UsageError("give either --id-header or --by: a record is identified by one of them")
     by = Identity(identity, tuple(id_header or ()))
     rows_by = None if table is None else _row_identity(by, columns)

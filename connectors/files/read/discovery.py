@@ -144,20 +144,18 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         left = self._remembered.left
         if left is None:
             return
-        self._remembered.left = now
-        if now >= left:
-            return
-        why = (
-            f"{self._plan.path} lacks {left - now} of the {left} files that it had at the start and that wait to be read: they "
-            "were removed or changed, or their names have another pattern now"
-        )
-        if self._plan.fail_on_data_loss:
-            self._remembered.left = left
-            raise DataLossError(
-                f"{why}. Put them back with the times they had, or read what is there: fail_on_data_loss=False (as an option: "
-                "failOnDataLoss)"
+        if now < left:
+            why = (
+                f"{self._plan.path} lacks {left - now} of the {left} files that it had at the start and that wait to be read: "
+                "they were removed or changed, or their names have another pattern now"
             )
-        log.warning("%s. What is there is read", why)
+            if self._plan.fail_on_data_loss:
+                raise DataLossError(
+                    f"{why}. Put them back with the times they had, or read what is there: fail_on_data_loss=False (as an "
+                    "option: failOnDataLoss)"
+                )
+            log.warning("%s. What is there is read", why)
+        self._remembered.left = now
 
     def _by_name(self, listed: list[FoundFile]) -> Iterator[FoundFile]:
         for file in sorted(_by_path(listed)):

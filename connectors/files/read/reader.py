@@ -99,7 +99,7 @@ class _OpenPiece:
             return SplitBatch(self.split, _no_rows(self._plan.columns.schema), finished=True)
         try:
             batch = self._batch(found)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:  # a time that the type does not hold; REE in a list
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:  # times that the type lacks; runs in lists
             rest, is_last = self._bad_file(error), True
             batch = _no_rows(self._plan.columns.schema) if rest is None else self._batch(rest)
         return SplitBatch(self.split, batch, is_last)

@@ -99,7 +99,7 @@ class KafkaSource(LogSource[KafkaSplit]):
       2 GiB - 1), so that no batch takes all memory.
     - `value`, `key`: formats of `headrace.formats` (default None: bytes as they are). The column then has the format's type.
     - `on_bad_record`: what becomes of a record whose value or key its format cannot decode: "fail" (default) raises
-      CorruptDataError, which names topic, partition and offset; "keep" has a null, and the columns badValue and badReason (and
+      BadRecordError, which names topic, partition and offset; "keep" has a null, and the columns badValue and badReason (and
       badKey) when they are asked for, and deadLetter, the whole record on its way to its own topic; "skip"
       leaves it out, and counts it in the log. What is not asked for is not decoded.
     - `no_match`: what a start Timestamp later than every record means: "latest" (default), the end, or "error".

@@ -27,9 +27,11 @@ from headrace.runners.beam.coders import Element
 from headrace.runners.beam.enumerate import look
 from headrace.runners.beam.event_time import IDLE_LAG
 from headrace.runners.beam.flink_placement import Subtasks
+from headrace.runners.beam.publisher import Publisher
 from headrace.runners.beam.read import as_dicts
-from headrace.runners.beam.reader_restriction import ReaderRestriction
+from headrace.runners.beam.reader_restriction import Published, ReaderRestriction
 from headrace.runners.beam.split_restriction import Enumerated, Fresh
+from headrace.runners.beam.worker import Worker
 from headrace.sources import Hybrid
 from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryPieces, MemoryReader, MemorySource, MemorySplit
 from tests.helpers.beam_rig import BeamRun, Stage, on_direct
@@ -639,6 +641,28 @@ def test_on_flink_a_position_is_published_once_a_later_checkpoint_proves_it(open
     run.step(0)
     run.checkpoint()
     assert found == [4]
+
+
+def test_of_a_split_whose_end_is_published_nothing_is_kept():
+    """Regression: a worker of a stream of files kept an entry for each file that it had archived."""
+    worker, last, finalisations, claimed = Worker(), MemorySplit("a", 4), [], []
+
+    class Bundle:
+        def register(self, finalised):
+            finalisations.append(finalised)
+
+        def try_claim(self, position):
+            claimed.append(position)
+            return True
+
+    publisher, bundle = Publisher(MemorySource(log_of(a="1234")), worker, 60.0), Bundle()
+    for _ in range(4):
+        if not claimed:
+            publisher.note(ReaderRestriction((), (last,)), {}, bundle, bundle)
+            while finalisations:
+                finalisations.pop()()
+    assert claimed == [Published("a")]
+    assert (worker._publications, worker.ended_s) == ({}, {})
 
 
 def test_a_position_that_cannot_be_published_now_is_published_later(opened, monkeypatch, caplog):

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from pyarrow import fs as arrow_fs
 
 from headrace.connectors.files.read import lines
+from headrace.connectors.files.read.formats import ReadFormat
 from headrace.connectors.files.read.lines import (
     CsvDecoder,
     LinesOfCsv,
@@ -37,6 +38,7 @@ from headrace.connectors.files.read.lines import (
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import (
     AuthenticationError,
+    BadRecordError,
     CorruptDataError,
     DataLossError,
     PeerError,
@@ -699,6 +701,19 @@ def test_whole_numbers_of_more_than_64_bits_are_inferred_as_decimals(tmp_path, f
     assert max(row[0] or 0 for row in rows(source)) == 12345678901234567890
     if format_ == "jsonl":
         assert rows(source.with_columns(["l"]))[1][0] == {"n": Decimal("-9999999999999999999")}
+
+
+def test_a_file_that_goes_while_a_schema_is_inferred_is_no_bad_file(tmp_path, monkeypatch):
+    """The next listing does not have it: a run starts again, where it ends for good with a bad file."""
+    parquet(tmp_path / "a")
+    monkeypatch.setattr(ReadFormat, "inferred", lambda *_: (tmp_path / "b").read_bytes())
+    with pytest.raises(CorruptDataError, match=r"a: no schema can be inferred: .*No such file") as gone:
+        _ = FileSource(str(tmp_path)).schema
+    assert not isinstance(gone.value, BadRecordError)
+    monkeypatch.undo()
+    (tmp_path / "a").write_text("no parquet")
+    with pytest.raises(BadRecordError):
+        _ = FileSource(str(tmp_path)).schema
 
 
 def test_a_schema_cannot_be_inferred_from_nothing(tmp_path):
