@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 
-from headrace.enumerator.errors import DataLossError, FencedError, HeadraceError, StateError, UsageError
+from headrace.enumerator.errors import BadRecordError, DataLossError, FencedError, HeadraceError, StateError, UsageError
 from headrace.runners.spark.private import cause_of
 from headrace.runners.spark.supervision.core import DriverEnd, Ending
 
@@ -14,6 +14,7 @@ _OURS = re.compile(r"^[ \t]*(headrace(?:\.\w+)+)\.(\w+): ?(.*)$", re.MULTILINE)
 
 _CLASSES: tuple[tuple[type[HeadraceError], Ending], ...] = (
     (UsageError, Ending.WRONG_USE),
+    (BadRecordError, Ending.WRONG_USE),  # every driver reads it so, until the user lets such records be kept or skipped
     (DataLossError, Ending.DATA_LOSS),
     (StateError, Ending.BAD_CHECKPOINT),
     (FencedError, Ending.FENCED),

@@ -22,7 +22,15 @@ from pyspark.sql import SparkSession
 
 from headrace.cli.supervise import seconds_or_never, strategy_settings
 from headrace.connectors.base.commit import StaleEpochError
-from headrace.enumerator.errors import DataLossError, FencedError, OutageError, RetriableError, UsageError
+from headrace.enumerator.errors import (
+    BadRecordError,
+    CorruptDataError,
+    DataLossError,
+    FencedError,
+    OutageError,
+    RetriableError,
+    UsageError,
+)
 from headrace.runners.restarts import FixedDelay
 from headrace.runners.spark import submitted
 from headrace.runners.spark.session import REDACTION
@@ -306,6 +314,9 @@ class IllegalArgumentException(Exception):  # noqa: N818 - PySpark's name
         (StaleEpochError("older copy"), Ending.BAD_CHECKPOINT),
         (FencedError("another"), Ending.FENCED),
         (UsageError("wrong"), Ending.WRONG_USE),
+        (BadRecordError("t-0, offset 3"), Ending.WRONG_USE),
+        (CorruptDataError("t-0, a checksum"), Ending.FAILED),
+        (RuntimeError(TRACEBACK.format(last="headrace.enumerator.errors.BadRecordError: t-0, offset 3")), Ending.WRONG_USE),
         (OutageError("away"), Ending.FAILED),
         (ConnectionError("away"), Ending.FAILED),
         (MemoryError(), Ending.FAILED),
