@@ -54,6 +54,9 @@ PACK_BYTES = 4 << 20
 """Batches are put together up to this size, in bytes, or to their bundle's end: each pack becomes one transaction."""
 
 _FOR_EVER = 1 << 62
+_CALLS_BITS = 40
+"""Of a heartbeat's position. They count the calls; what is above them is the greatest number of shards that was called."""
+
 _CODER = RecordBatchCoder()
 
 
@@ -140,20 +143,20 @@ class WriteExactlyOnce(beam.PTransform[Any, Any]):
             raise UsageError(f"{type(sink).__name__} is written where its rows are, and has no shards: leave their number out")
         self._sink = sink
         self._shards = DEFAULT_SHARDS if shards is None else shards
-        self._run = uuid.uuid4().hex
 
     def expand(self, pcoll: Any) -> Any:
-        """Called by Beam."""
+        """Called by Beam, for each use of the transform: the names of each use's transactions are its alone."""
+        run = uuid.uuid4().hex
         _check_runner(pcoll.pipeline, Promise.WRITE_TABLE if isinstance(self._sink, SingleCommit) else Promise.WRITE)
         rows = pcoll | "InGlobalWindow" >> beam.WindowInto(GlobalWindows())
         if isinstance(self._sink, SingleCommit):
-            files = rows | "WriteFiles" >> beam.ParDo(TableWriter(self._sink, self._run)).with_output_types(tuple[int, bytes])
+            files = rows | "WriteFiles" >> beam.ParDo(TableWriter(self._sink, run)).with_output_types(tuple[int, bytes])
             heartbeats = _heartbeats(pcoll.pipeline, 1)
-            _ = (files, heartbeats) | beam.Flatten() | "Commit" >> beam.ParDo(EpochWriter(self._sink, self._run))
+            _ = (files, heartbeats) | beam.Flatten() | "Commit" >> beam.ParDo(EpochWriter(self._sink, run))
         else:
             packs = rows | "Pack" >> beam.ParDo(_Pack(self._sink, self._shards)).with_output_types(tuple[int, bytes])
             heartbeats = _heartbeats(pcoll.pipeline, self._shards)
-            _ = (packs, heartbeats) | beam.Flatten() | "Write" >> beam.ParDo(_ShardWriter(self._sink, self._run))
+            _ = (packs, heartbeats) | beam.Flatten() | "Write" >> beam.ParDo(_ShardWriter(self._sink, run))
         return beam.pvalue.PDone(pcoll.pipeline)
 
 
@@ -232,7 +235,8 @@ class _Pack(beam.DoFn):
 class _Heartbeats(beam.DoFn, RestrictionProvider):
     """Calls every shard every second, for ever. Its element is the number of shards when the job was first started.
 
-    Shards of that time are called after a restore with fewer of them, too: they may have something to commit.
+    Shards of any earlier time are called after a restore with fewer of them, too: they may have something to commit. The
+    element stays what it was, so the restriction has the greatest number since.
     """
 
     def __init__(self, shards: int) -> None:
@@ -253,9 +257,10 @@ class _Heartbeats(beam.DoFn, RestrictionProvider):
         element: Shards,
         tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
     ) -> Iterator[tuple[int, bytes]]:
-        if not tracker.try_claim(tracker.current_restriction().start):
+        position = max(tracker.current_restriction().start, self._shards << _CALLS_BITS)
+        if not tracker.try_claim(position):
             return
-        for shard in range(max(element.count, self._shards)):
+        for shard in range(max(element.count, position >> _CALLS_BITS)):
             yield shard, HEARTBEAT
         tracker.defer_remainder(pause(HEARTBEAT_S))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -12,13 +12,16 @@ import apache_beam as beam
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from apache_beam.io.restriction_trackers import OffsetRange
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.pipeline import AppliedPTransform, PipelineVisitor
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.beam import WriteToKafka
 from headrace.beam.kafka_write import BATCH_BYTES, _ToBatches
+from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import FencedError, UsageError
@@ -31,6 +34,10 @@ from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog
 from tests.helpers.beam_shards import Runner
 
 CONFIG = {"bootstrap.servers": "host:9092"}
+FLINK = ["--runner=FlinkRunner", "--streaming"]
+CHECKPOINTS = "--checkpointing_interval=1000"
+FINISH = "--finish_bundle_before_checkpointing"
+PAUSE = "--min_pause_between_checkpoints=500"
 
 
 @pytest.mark.parametrize(
@@ -131,6 +138,38 @@ def test_shards_of_before_a_restore_are_called_though_there_are_fewer_now() -> N
     assert ShardsCoder().decode(ShardsCoder().encode(Shards(5))) == Shards(5)
 
 
+def test_shards_of_any_earlier_time_are_called() -> None:
+    left = OffsetRange(3, 1 << 62)  # after three calls of a job that had one shard
+    for shards, called in (1, 1), (4, 4), (1, 4), (2, 4):
+        stage = _Heartbeats(shards)
+        tracker = ThreadsafeRestrictionTracker(stage.create_tracker(left))
+        assert list(stage.process(Shards(1), RestrictionTrackerView(tracker))) == [(shard, b"") for shard in range(called)]
+        left = tracker.deferred_status()[0]
+
+
+@pytest.mark.parametrize("sink", [MemorySink(MemoryTransactionLog()), DeltaSink("table")])
+def test_each_use_of_one_transform_has_transactions_of_other_names(sink: TwoPhaseSink[Any]) -> None:
+    write = WriteExactlyOnce(sink)
+    pipeline = beam.Pipeline(options=PipelineOptions([*FLINK, CHECKPOINTS, FINISH, PAUSE]))
+    batches = pipeline | beam.Create([], reshuffle=False)
+    for use in "ab":
+        _ = batches | use >> write
+    writers = DoFns()
+    pipeline.visit(writers)
+    runs = [stage._run for stage in writers.found if hasattr(stage, "_run")]
+    assert len(set(runs)) == 2
+    assert Counter(runs)[runs[0]] == len(runs) / 2
+
+
+class DoFns(PipelineVisitor):
+    def __init__(self) -> None:
+        self.found: list[beam.DoFn] = []
+
+    def visit_transform(self, transform_node: AppliedPTransform) -> None:
+        if isinstance(transform_node.transform, beam.ParDo):
+            self.found.append(transform_node.transform.fn)
+
+
 def exactly_once(options: list[str], runner: str | None = None, sink: Any = None) -> None:
     pipeline = beam.Pipeline(runner=runner, options=PipelineOptions(options))
     batches = pipeline | beam.Impulse() | beam.Map(lambda _: pa.RecordBatch.from_pydict({"value": [b"x"]}))
@@ -163,10 +202,6 @@ def test_a_sink_that_cleans_up_only_when_it_has_fenced_is_written_and_a_zombie_i
         zombie.call()
 
 
-FLINK = ["--runner=FlinkRunner", "--streaming"]
-CHECKPOINTS = "--checkpointing_interval=1000"
-FINISH = "--finish_bundle_before_checkpointing"
-PAUSE = "--min_pause_between_checkpoints=500"
 DATAFLOW = ["--project=project", "--region=region", "--temp_location=gs://bucket/t", "--staging_location=gs://bucket/s"]
 
 
