@@ -16,6 +16,7 @@ from headrace.connectors.base.capabilities import (
     Confirmation,
     CopyPerSink,
     EpochRecord,
+    ExpiringTransactions,
     GroupedEnd,
     LeftoverCleanup,
     OutageRetry,
@@ -50,8 +51,8 @@ from headrace.connectors.tables.changes import Changes
 
 __all__ = [
     "Attempt", "Changes", "CommitList", "CommitListSerializer", "Committer", "Confirmation", "CopyPerSink", "EpochRecord",
-    "FunctionSink", "GroupedEnd", "HandleSerializer", "ImmediateSink", "JobClaim", "JobCommitter", "LeftoverCleanup",
-    "OutageRetry", "Outcome", "PreparedAbort", "PreparedGoneError", "PromptLookup", "RecordedEpoch", "RowRouting",
-    "RowSharding", "SingleCommit", "StagedRecord", "TaskCleanup", "Transaction", "TwoPhaseSink", "Warmable", "WriterCommit",
-    "check_job",
+    "ExpiringTransactions", "FunctionSink", "GroupedEnd", "HandleSerializer", "ImmediateSink", "JobClaim", "JobCommitter",
+    "LeftoverCleanup", "OutageRetry", "Outcome", "PreparedAbort", "PreparedGoneError", "PromptLookup", "RecordedEpoch",
+    "RowRouting", "RowSharding", "SingleCommit", "StagedRecord", "TaskCleanup", "Transaction", "TwoPhaseSink", "Warmable",
+    "WriterCommit", "check_job",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ it is driven in another way. A wrapper that can be around either kind needs two 
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -114,6 +115,16 @@ class OutageRetry(Protocol):
 
         A sink that distinguishes a wrong address from an outage by its first contact goes by this.
         """
+
+
+@runtime_checkable
+class ExpiringTransactions(Protocol):
+    """The destination aborts what is not committed in time. Without it: transactions wait for as long as it takes."""
+
+    @property
+    @abstractmethod
+    def transaction_timeout_s(self) -> float:
+        """How long after a transaction's start, in seconds. A runner that commits later than that refuses the sink."""
 
 
 @runtime_checkable
@@ -265,6 +276,10 @@ def bounded(sink: TwoPhaseSink[HandleT]) -> TwoPhaseSink[HandleT]:
 def reached(sink: TwoPhaseSink[Any]) -> None:
     if isinstance(sink, OutageRetry):
         sink.reached()
+
+
+def transaction_timeout_s(sink: TwoPhaseSink[Any]) -> float:
+    return sink.transaction_timeout_s if isinstance(sink, ExpiringTransactions) else math.inf
 
 
 def warm(sink: TwoPhaseSink[Any]) -> None:

@@ -45,7 +45,11 @@ RUNNERS: Mapping[str, Capabilities] = {
 
 
 def name_of(pipeline: Any) -> str:
-    return type(pipeline.runner).__name__
+    """The class of the pipeline's runner; of the portable one with the job server in Python, that server's runner."""
+    name = type(pipeline.runner).__name__
+    if name == "PortableRunner" and pipeline.options.get_all_options().get("job_endpoint") == "embed":
+        return "FnApiRunner"
+    return name
 
 
 def of_runner(pipeline: Any) -> Capabilities:

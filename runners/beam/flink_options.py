@@ -23,6 +23,10 @@ LEAST_LIFETIME_INTERVALS = 10
 """A worker process that is replaced sooner than after this many checkpoint intervals forgets what it is about to prove."""
 
 
+COMMITTED_AFTER_CHECKPOINTS = 3
+"""At the latest: one has a transaction in its state, the next one proves it, and its commit is a call of the shard's later."""
+
+
 class Promise(Enum):
     """What is promised on the strength of checkpoints."""
 
@@ -185,6 +189,21 @@ ACCEPTED = {
     "flink_conf_dir": "settings of checkpoints that the options here name win over it",
 }
 """What was looked at and changes neither proof, and why: all the rest that `FlinkPipelineOptions` of Beam 2.62 to 2.70 has."""
+
+
+def refuse_timeout(timeout_s: float, options: Options) -> None:
+    """Raise UsageError where transactions that time out after `timeout_s` seconds may do so before they are committed.
+
+    What has timed out is copied into new ones, which would wait as long, and be copied again, for ever.
+    """
+    interval_ms = max(options.number(name, 0) for name in ("checkpointing_interval", "min_pause_between_checkpoints"))
+    least_s = COMMITTED_AFTER_CHECKPOINTS * interval_ms / 1000
+    if timeout_s <= least_s:
+        raise UsageError(
+            f"transactions time out after {timeout_s:g} s, and are committed up to {COMMITTED_AFTER_CHECKPOINTS} checkpoints "
+            f"after their start, {least_s:g} s here: give a shorter --checkpointing_interval, or a longer transaction timeout "
+            "(transaction_timeout_ms)"
+        )
 
 
 def refuse(promise: Promise, options: Options) -> None:

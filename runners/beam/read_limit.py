@@ -59,11 +59,16 @@ class ReadLimited(beam.DoFn):
 
     def process(self, element: bytes) -> Iterator[TimestampedValue | TaggedOutput]:
         positions: dict[str, Any] = {}
+        read_whole = set()
         for batch in self._batches(positions):
             positions[batch.split.split_id] = batch.split
+            if batch.finished:
+                read_whole.add(batch.split.split_id)
             if batch.records.num_rows:
                 times = self._event_time.micros(batch.records)
                 yield TimestampedValue(batch.records, Timestamp.now() if times is None else bounds(times)[0])
+        if self._source.needs_finished:  # what is handed on is archived or deleted, as read to its end
+            positions = {split_id: split for split_id, split in positions.items() if split_id in read_whole}
         left: ReaderRestriction[Any] = ReaderRestriction((), tuple(positions.values()))
         encoding: ReaderFormat[Any] = ReaderFormat(self._source)
         yield TaggedOutput(POSITIONS, encoding.encode(left))

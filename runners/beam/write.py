@@ -34,7 +34,7 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from headrace.connectors.base.arguments import at_least_one
-from headrace.connectors.base.capabilities import SingleCommit, WriterCommit, shards_of
+from headrace.connectors.base.capabilities import SingleCommit, WriterCommit, shards_of, transaction_timeout_s
 from headrace.connectors.base.commit import CleanedUp, CleanUp, Copied, Copy, End, Ended
 from headrace.connectors.base.immediate import ImmediateSink
 from headrace.connectors.base.sink import Attempt, CommitList, Committer, HandleT, Transaction, TwoPhaseSink
@@ -42,7 +42,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.runners.beam import capabilities
 from headrace.runners.beam import shard as core
 from headrace.runners.beam.coders import FixedCoder, RecordBatchCoder
-from headrace.runners.beam.flink_options import Options, Promise
+from headrace.runners.beam.flink_options import Options, Promise, refuse_timeout
 from headrace.runners.beam.resume_delay import pause
 from headrace.runners.beam.table_committer import HEARTBEAT, EpochWriter, TableWriter
 
@@ -119,7 +119,8 @@ class WriteExactlyOnce(beam.PTransform[Any, Any]):
 
     A table gets one commit for all that a checkpoint has made durable (`headrace.runners.beam.table_committer`).
 
-    Needs Flink's runner with checkpoints: raises UsageError for another runner, and for options without them. The job continues
+    Needs Flink's runner with checkpoints: raises UsageError for another runner, for options without them, and for a sink whose
+    transactions time out within three of them. The job continues
     until it is stopped, whatever its input is. A savepoint continues in one job at a time.
     """
 
@@ -147,7 +148,8 @@ class WriteExactlyOnce(beam.PTransform[Any, Any]):
     def expand(self, pcoll: Any) -> Any:
         """Called by Beam, for each use of the transform: the names of each use's transactions are its alone."""
         run = uuid.uuid4().hex
-        _check_runner(pcoll.pipeline, Promise.WRITE_TABLE if isinstance(self._sink, SingleCommit) else Promise.WRITE)
+        promise = Promise.WRITE_TABLE if isinstance(self._sink, SingleCommit) else Promise.WRITE
+        _check_runner(pcoll.pipeline, promise, transaction_timeout_s(self._sink))
         rows = pcoll | "InGlobalWindow" >> beam.WindowInto(GlobalWindows())
         if isinstance(self._sink, SingleCommit):
             files = rows | "WriteFiles" >> beam.ParDo(TableWriter(self._sink, run)).with_output_types(tuple[int, bytes])
@@ -169,7 +171,7 @@ def _heartbeats(pipeline: Any, shards: int) -> Any:
     )
 
 
-def _check_runner(pipeline: Any, promise: Promise) -> None:
+def _check_runner(pipeline: Any, promise: Promise, timeout_s: float) -> None:
     check_options = capabilities.of_runner(pipeline).check_options
     if check_options is None:
         name = capabilities.name_of(pipeline)
@@ -177,7 +179,9 @@ def _check_runner(pipeline: Any, promise: Promise) -> None:
             f"delivery='exactly-once' needs Flink's checkpoints, and {name} takes none that a sink can follow: "
             "run on Flink (headrace beam starts one), or take delivery='at-least-once'"
         )
-    check_options(promise, Options(pipeline.options.get_all_options(retain_unknown_options=True), unbounded=True))
+    options = Options(pipeline.options.get_all_options(retain_unknown_options=True), unbounded=True)
+    check_options(promise, options)
+    refuse_timeout(timeout_s, options)
 
 
 class _Waiting:

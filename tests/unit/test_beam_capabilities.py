@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner, SwitchingDirectRunner
 from apache_beam.runners.portability.flink_runner import FlinkRunner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
@@ -33,7 +34,13 @@ def test_the_table_names_classes_of_beam():
     ],
 )
 def test_what_a_runner_can_do(runner: type[Any], stages: Stages, checks: Any):
-    assert of_runner(SimpleNamespace(runner=runner.__new__(runner))) == Capabilities(stages, checks)
+    pipeline = SimpleNamespace(runner=runner.__new__(runner), options=PipelineOptions([]))
+    assert of_runner(pipeline) == Capabilities(stages, checks)
+
+
+def test_the_portable_runners_own_job_server_is_not_flinks():
+    options = PipelineOptions(["--job_endpoint=embed"])
+    assert of_runner(SimpleNamespace(runner=PortableRunner(), options=options)) == RUNNERS["FnApiRunner"]
 
 
 def test_a_runner_that_is_not_in_the_table_streams_and_has_no_checkpoints_for_a_sink():

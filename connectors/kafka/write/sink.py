@@ -17,7 +17,14 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.base.capabilities import OutageRetry, PromptLookup, RowRouting, RowSharding, Warmable
+from headrace.connectors.base.capabilities import (
+    ExpiringTransactions,
+    OutageRetry,
+    PromptLookup,
+    RowRouting,
+    RowSharding,
+    Warmable,
+)
 from headrace.connectors.base.dead_letters import parted
 from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.nested import without_views
@@ -101,7 +108,16 @@ class KafkaSinkOptions:
 
 
 @dataclass(frozen=True)
-class KafkaSink(KafkaSinkOptions, TwoPhaseSink[KafkaHandle], RowRouting, RowSharding, PromptLookup, OutageRetry, Warmable):
+class KafkaSink(
+    KafkaSinkOptions,
+    TwoPhaseSink[KafkaHandle],
+    RowRouting,
+    RowSharding,
+    PromptLookup,
+    OutageRetry,
+    ExpiringTransactions,
+    Warmable,
+):
     """Writes rows with the columns `value`, and optionally `key`, `headers`, `partition`, `timestamp`, `topic`, exactly once.
 
     Readers of the output have to use `isolation.level=read_committed`. Arguments, all but the first by keyword:
@@ -180,6 +196,11 @@ class KafkaSink(KafkaSinkOptions, TwoPhaseSink[KafkaHandle], RowRouting, RowShar
     def destination(self) -> str:
         """What lists, transactional ids and fencing are bound to: the topic, or that each row has its own."""
         return EACH_ROWS_TOPIC if self.topic is None else self.topic
+
+    @property
+    def transaction_timeout_s(self) -> float:
+        """`transaction_timeout_ms`, or the property of that name."""
+        return self.config.transaction_timeout_ms / 1000
 
     def recorded(self) -> Mapping[str, RecordedEpoch]:
         """From the commit topic: the lists of this prefix and destination. Damaged lists are left out, with a warning."""

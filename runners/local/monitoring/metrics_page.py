@@ -28,7 +28,6 @@ _OF_STATUS: Mapping[str, _Value] = {
     "headrace_run_failed_checkpoints": lambda status: status["checkpoints"]["failed"],
     "headrace_run_committed_transactions": lambda status: status["committables"],
     "headrace_run_lost_workers": lambda status: status["workers_lost"],
-    "headrace_run_uptime_seconds": lambda status: status["at"] - status["since"],
     "headrace_run_workers": lambda status: len(status["workers"]),
 }
 _OF_LAST = {
@@ -49,6 +48,8 @@ class RunPage(Collector):
         UsageError where the port is taken.
         """
         self._read, self._healthy_s = read, healthy_s
+        self._made_s = time.monotonic()
+        self._progress: tuple[float, float] = (0.0, 0.0)
         registry = CollectorRegistry()
         registry.register(self)
         self._metrics: Callable[..., Iterable[bytes]] = make_wsgi_app(registry)
@@ -65,6 +66,7 @@ class RunPage(Collector):
             return
         for name, value in _OF_STATUS.items():
             yield _family(name, [((), value(status))])
+        yield _family("headrace_run_uptime_seconds", [((), time.monotonic() - self._made_s)])
         last = status["checkpoints"]["last"] or {}
         for name, key in _OF_LAST.items():
             if last.get(key) is not None:
@@ -89,10 +91,18 @@ class RunPage(Collector):
         status = self._read()
         if not status:
             return "the run has not started"
-        since_s = time.time() - status["progress_at"]
+        since_s = self._since_s(status["progress_at"])
         if since_s <= self._healthy_s:
             return None
         return f"no checkpoint was committed for {since_s:.0f} s"
+
+    def _since_s(self, progress_at: float) -> float:
+        """Time since then. The machine's clock is asked once for each time, as it may be set back while the run hangs."""
+        now_s, (known_at, known_s) = time.monotonic(), self._progress
+        if known_at != progress_at:
+            known_s = now_s - max(0.0, time.time() - progress_at)
+            self._progress = (progress_at, known_s)
+        return now_s - known_s
 
 
 def _family(name: str, values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:

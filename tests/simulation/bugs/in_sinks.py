@@ -62,6 +62,7 @@ class PassingSink(
     capabilities.RowSharding,
     capabilities.PromptLookup,
     capabilities.OutageRetry,
+    capabilities.ExpiringTransactions,
     capabilities.Warmable,
     capabilities.LeftoverCleanup,
     capabilities.WriterCommit,
@@ -100,6 +101,7 @@ class PassingSink(
     recorded, rows_name_targets = _of_inner("recorded"), property(_asked_of_inner("rows_name_targets"))
     recorded_now, targets_of, shards_of = map(_asked_of_inner, ("recorded_now", "targets_of", "shards_of"))
     reached, warm, warm_driver = map(_asked_of_inner, ("reached", "warm", "warm_driver"))
+    transaction_timeout_s = property(_asked_of_inner("transaction_timeout_s"))
     left_over, end_left_over = map(_asked_of_inner, ("left_over", "end_left_over"))
 
 

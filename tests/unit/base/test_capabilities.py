@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,9 @@ ROWS = pa.record_batch({"value": ["a", "b"], "topic": ["x", "y"]})
 def sinks(folder: Path) -> Iterator[tuple[TwoPhaseSink[Any], set[str]]]:
     yield MemorySink(MemoryTransactionLog()), set()
     yield FunctionSink(print), set()
-    yield KafkaSink("127.0.0.1:1"), {"RowRouting", "RowSharding", "PromptLookup", "OutageRetry", "Warmable"}
+    yield KafkaSink("127.0.0.1:1"), {
+        "RowRouting", "RowSharding", "PromptLookup", "OutageRetry", "ExpiringTransactions", "Warmable",
+    }  # fmt: skip
     yield SqlSink("postgresql://127.0.0.1:1/none", "t"), {"EpochRecord", "WriterCommit", "LeftoverCleanup"}
     yield UpsertSink("sqlite:///none", "t", key=("id",)), {"EpochRecord"}
     yield FileSink(str(folder)), {"EpochRecord", "WriterCommit"}
@@ -83,6 +86,7 @@ class TestWithout:
         assert capabilities.targets_of(sink, ROWS) == frozenset()
         assert capabilities.shards_of(sink, ROWS, 3).to_pylist() == [None, None]
         assert capabilities.left_over(sink) == frozenset()
+        assert capabilities.transaction_timeout_s(sink) == math.inf
         capabilities.end_left_over(sink, "job", frozenset({"x"}))
         for call in (capabilities.reached, capabilities.warm, capabilities.warm_driver):
             call(sink)
@@ -111,11 +115,12 @@ def prepared(sink: MemorySink, task: int) -> MemoryHandle:
 
 class Everything(
     MemorySink, capabilities.RowRouting, capabilities.RowSharding, capabilities.PromptLookup, capabilities.OutageRetry,
-    capabilities.Warmable, capabilities.LeftoverCleanup, capabilities.WriterCommit,
+    capabilities.ExpiringTransactions, capabilities.Warmable, capabilities.LeftoverCleanup, capabilities.WriterCommit,
 ):  # fmt: skip
     """Answers what no default would."""
 
     rows_name_targets = True
+    transaction_timeout_s = 7.0
 
     def targets_of(self, rows):
         return frozenset({"there"})
@@ -173,6 +178,7 @@ class TestWrappers:
         assert isinstance(bounded, PassingSink)
         assert type(bounded.inner) is MemorySink
         assert capabilities.left_over(sink) == {"left"}
+        assert capabilities.transaction_timeout_s(sink) == 7.0
         for name in ("reached", "warm", "warm_driver"):
             getattr(capabilities, name)(sink)
             assert inner.log.called == name

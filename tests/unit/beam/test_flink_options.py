@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
+
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from headrace.enumerator.errors import UsageError
-from headrace.runners.beam.flink_options import ACCEPTED, RULES, Options, Promise, refuse
+from headrace.runners.beam.flink_options import ACCEPTED, RULES, Options, Promise, refuse, refuse_timeout
 
 GOOD = {
     "streaming": True,
@@ -31,6 +34,22 @@ auto_balance_write_files_sharding_enabled report_checkpoint_duration re_iterable
 flink_conf_dir file_input_split_max_size_mb enable_stable_input_drain load_balance_bundles sdk_worker_parallelism
 environment_cache_millis
 """
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "changes", "is_refused"),
+    [
+        (30.1, {}, False),
+        (30, {}, True),
+        (900, {"checkpointing_interval": 300_000}, True),
+        (900, {"min_pause_between_checkpoints": "300000"}, True),
+        (math.inf, {"checkpointing_interval": 10**9}, False),
+    ],
+)
+def test_transactions_that_time_out_before_they_are_committed_are_refused(timeout_s, changes, is_refused) -> None:
+    refused = pytest.raises(UsageError, match=r"transactions time out after .*transaction_timeout_ms")
+    with refused if is_refused else nullcontext():
+        refuse_timeout(timeout_s, Options({**GOOD, **changes}, unbounded=True))
 
 
 def test_every_option_was_looked_at_and_none_is_both_refused_and_accepted() -> None:

@@ -11,6 +11,7 @@ from unittest.mock import Mock, patch
 
 import apache_beam as beam
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
@@ -23,6 +24,7 @@ from headrace.beam import ColumnTime, Limit, ProcessingTime, ReadFromSource
 from headrace.enumerator import DiscoveryResult, pauses
 from headrace.enumerator.errors import CorruptDataError, DataLossError, RetriableError, UsageError
 from headrace.enumerator.source_driver import SourceDriver
+from headrace.files import FileSource
 from headrace.runners.beam.coders import Element
 from headrace.runners.beam.enumerate import look
 from headrace.runners.beam.event_time import IDLE_LAG
@@ -728,6 +730,16 @@ def test_a_limited_read_publishes_where_it_has_stopped_to_the_record(monkeypatch
         rows = pipeline | ReadFromSource(source, limit=Limit(count, None), publish=True)
         assert_that(rows | beam.combiners.Count.Globally(), equal_to([min(count, 6)]))
     assert found == positions
+
+
+def test_a_limited_read_deletes_the_files_that_it_has_read_whole(tmp_path):
+    for file in range(3):
+        pq.write_table(pa.table({"n": range(10)}), tmp_path / f"{file}.parquet", row_group_size=2)
+    with on_direct() as pipeline:
+        source = FileSource(str(tmp_path), after_read="delete")
+        rows = pipeline | ReadFromSource(source, limit=Limit(13, None), publish=True)
+        assert_that(rows | beam.combiners.Count.Globally(), equal_to([13]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.parquet", "2.parquet"]
 
 
 @pytest.mark.parametrize("limit", [None, Limit(5, None)])

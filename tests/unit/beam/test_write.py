@@ -220,6 +220,12 @@ def test_exactly_once_names_the_option_that_is_missing(options: list[str], named
         exactly_once([*FLINK, *options])
 
 
+def test_exactly_once_refuses_transactions_that_time_out_first() -> None:
+    sink = KafkaSink(CONFIG["bootstrap.servers"], topic="t", transaction_timeout_ms=3000)
+    with pytest.raises(UsageError, match=r"time out after 3 s, and are committed up to 3 checkpoints after .* 3 s here"):
+        exactly_once([*FLINK, CHECKPOINTS, FINISH, PAUSE], sink=sink)
+
+
 def test_exactly_once_is_taken_by_flink_with_its_options() -> None:
     exactly_once([*FLINK, CHECKPOINTS, FINISH, PAUSE])
     into_table([*FLINK, CHECKPOINTS, FINISH, PAUSE])
