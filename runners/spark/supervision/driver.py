@@ -102,8 +102,7 @@ class _Driver:
         job = load_job(self._order.job)
         own = self._order.session
         session = load(own)() if own is not None else _session(self._format, self._order.conf)
-        if self._order.has_peers:
-            refuse_connect(session)
+        refuse_connect(session)
         if (cold := sessions.why_cold(session)) is not None:
             self._report(cold=cold)
         dry_run = DryRun(dry_run_folder(self._tree), self._format.data_source, self._called)
@@ -202,10 +201,14 @@ def stage_of(session: SparkSession) -> SparkSession:
 
 
 def refuse_connect(session: object) -> None:
-    """Raise UsageError for a session of Spark Connect: what its queries start with cannot be seen, nor refused."""
+    """Raise UsageError for a session of Spark Connect: what its queries start with cannot be seen, nor refused.
+
+    They hold no lock, and continue in the server when this process is killed.
+    """
     if type(session).__module__.startswith("pyspark.sql.connect"):
         raise UsageError(
-            "a job with a lease needs a session of classic PySpark: the job of a query of Connect's is not claimed"
+            "a supervised job needs a session of classic PySpark, not of Spark Connect, whose queries hold no lock of their "
+            "checkpoint, and continue in the server when their driver is killed"
         )
 
 

@@ -19,11 +19,12 @@ Times are of this machine's clock, for people.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
+import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -32,11 +33,12 @@ from headrace.enumerator.errors import UsageError
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
 class StatusFile:
-    """Written by the supervisor's thread, in place of what was there."""
+    """Written by the supervisor's thread, in place of what was there; left alone while another supervisor writes it."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._is_locked = self._has_said = False
 
     def check(self) -> None:
         """Raise UsageError where it cannot be written, which is to be known before a driver starts."""
@@ -45,12 +47,37 @@ class StatusFile:
 
     def write(self, status: Mapping[str, object]) -> None:
         """A reader sees the previous status or this one. A full disk is not a reason to end the job: it is logged."""
+        if not self._is_own():
+            return
         made = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             made.write_text(json.dumps({**status, "updated": instant_in(0)}) + "\n")
             made.replace(self.path)
         except OSError as error:
             log.warning("the status could not be written to %s: %s", self.path, error)
+
+    def _is_own(self) -> bool:
+        """Whether no other living process has locked the file beside it, which this one has from now on."""
+        if self._is_locked:
+            return True
+        try:
+            lock = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        except OSError as error:  # nor can the status be written, which is logged
+            log.debug("the status in %s cannot be locked: %s", self.path, error)
+            return True
+        closing = weakref.finalize(self, os.close, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            closing()
+            if not self._has_said:
+                log.warning("another supervisor writes its status to %s: that of this one is not shown", self.path)
+            self._has_said = True
+            return False
+        except OSError as error:  # a disk without locks
+            log.debug("the status in %s cannot be locked: %s", self.path, error)
+        self._is_locked = True
+        return True
 
 
 def instant_in(seconds: float) -> str:

@@ -633,7 +633,7 @@ def test_a_checkpoint_that_another_host_need_not_have_is_refused_where_one_may_t
     check_peers("hdfs://there/c")
 
 
-def test_a_session_of_connect_is_refused_where_another_host_may_take_over():
+def test_a_session_of_connect_is_refused():
     connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})
     with pytest.raises(UsageError, match="classic PySpark"):
         refuse_connect(connect())

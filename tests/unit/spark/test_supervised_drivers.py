@@ -494,6 +494,20 @@ def test_a_status_that_cannot_be_written_is_refused_before_a_driver_starts(tmp_p
             StatusFile(path).check()
 
 
+def test_a_status_is_its_writers_until_that_ends(tmp_path, caplog):
+    """A second start of a job that runs is refused, and had its own end shown as that of the first one."""
+    path = tmp_path / "status"
+    first, second = StatusFile(path), StatusFile(path)
+    first.write({"state": "RUNNING"})
+    second.write({"state": "OVER"})
+    second.write({"state": "OVER"})
+    assert json.loads(path.read_text())["state"] == "RUNNING"
+    assert caplog.text.count("another supervisor writes its status") == 1
+    del first
+    second.write({"state": "OVER"})
+    assert json.loads(path.read_text())["state"] == "OVER"
+
+
 def test_where_a_supervisor_cannot_be_is_said(monkeypatch):
     what = order("loses_data"), lambda: core(FixedDelay()), None
     with ThreadPoolExecutor() as threads, pytest.raises(UsageError, match="only the main thread"):
