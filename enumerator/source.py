@@ -427,10 +427,10 @@ def check_needs_no_ends(source: Source[Any], where: str) -> None:
 
 
 def check_needs_no_finished(source: Source[Any], advice: str) -> None:
-    """Raise UsageError for a source that `needs_finished`, where splits that are read to their end are not reported."""
+    """Raise UsageError for a source that `needs_finished`, where what is read to its end is not reported, or not durable."""
     if source.needs_finished:
         raise UsageError(
-            f"source {source.name!r} is to archive or delete what was read (after_read), which is not reported here: {advice}"
+            f"source {source.name!r} is to archive or delete what was read (after_read), which is not safe here: {advice}"
         )
 
 

@@ -21,7 +21,7 @@ from headrace.connectors.kafka.write.encoding import without_origin
 from headrace.connectors.kafka.write.names import DEFAULT_PREFIX
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import UsageError
-from headrace.runners.beam.write import DEFAULT_SHARDS, WriteExactlyOnce, WriteImmediately
+from headrace.runners.beam.write import WriteExactlyOnce, WriteImmediately
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -83,10 +83,10 @@ class WriteToKafka(beam.PTransform[Any, Any]):
         expansion_service: object = None,
         *,
         delivery: Literal["at-least-once", "exactly-once"] = "at-least-once",
-        transactional_id_prefix: str = DEFAULT_PREFIX,
+        transactional_id_prefix: str | None = None,
         transaction_timeout_ms: int | None = None,
         sasl: SaslConfig | None = None,
-        num_shards: int = DEFAULT_SHARDS,
+        num_shards: int | None = None,
         value_format: ValueFormat | None = None,
         key_format: ValueFormat | None = None,
     ) -> None:
@@ -116,11 +116,18 @@ class WriteToKafka(beam.PTransform[Any, Any]):
         }
         self._write: beam.PTransform
         if delivery == "at-least-once":
+            of_transactions = {
+                "transactional_id_prefix": transactional_id_prefix,
+                "transaction_timeout_ms": transaction_timeout_ms,
+                "num_shards": num_shards,
+            }
+            if given := [name for name, value in of_transactions.items() if value is not None]:
+                raise UsageError(f"{', '.join(given)} are of transactions: give delivery='exactly-once' too")
             self._write = WriteImmediately(AtLeastOnceKafkaSink(bootstrap, **options))
         else:
             sink = KafkaSink(
                 bootstrap,
-                transactional_id_prefix=transactional_id_prefix,
+                transactional_id_prefix=DEFAULT_PREFIX if transactional_id_prefix is None else transactional_id_prefix,
                 transaction_timeout_ms=transaction_timeout_ms,
                 **options,
             )

@@ -12,6 +12,7 @@ from headrace.connectors.base.capabilities import SingleCommit
 from headrace.connectors.base.immediate import ImmediateSink
 from headrace.connectors.base.outputs import DEFAULT_OUTPUT
 from headrace.connectors.base.sink import TwoPhaseSink
+from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.read import ReadFromSource
 from headrace.runners.beam.write import WriteExactlyOnce, WriteImmediately
 from headrace.runners.pipeline import PipelineSpec
@@ -41,9 +42,9 @@ class ExpandPipeline(beam.PTransform[Any, Any]):
         )
         self._pipeline = pipeline
         outputs = pipeline.outputs
-        # A sole table refuses num_shards; of several outputs it is for those that have shards.
+        # A sole table, or at-least-once sink, refuses num_shards; of several outputs it is for those that have shards.
         self._writes = {
-            name: _write(sink, None if isinstance(sink, SingleCommit) and not outputs.is_sole else num_shards)
+            name: _write(sink, None if isinstance(sink, SingleCommit | ImmediateSink) and not outputs.is_sole else num_shards)
             for name, sink in outputs.sinks.items()
         }
 
@@ -63,7 +64,11 @@ class ExpandPipeline(beam.PTransform[Any, Any]):
 
 
 def _write(sink: TwoPhaseSink[Any], num_shards: int | None) -> beam.PTransform[Any, Any]:
-    return WriteImmediately(sink) if isinstance(sink, ImmediateSink) else WriteExactlyOnce(sink, num_shards)
+    if not isinstance(sink, ImmediateSink):
+        return WriteExactlyOnce(sink, num_shards)
+    if num_shards is not None:
+        raise UsageError(f"{type(sink).__name__} writes no transactions, and has no shards: leave their number out")
+    return WriteImmediately(sink)
 
 
 class _Transform(beam.DoFn):

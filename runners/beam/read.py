@@ -338,7 +338,13 @@ class ReadFromSource(beam.PTransform[Any, Any]):
     def expand(self, pbegin: Any) -> Any:
         """Called by Beam."""
         options = pbegin.pipeline.options.get_all_options(retain_unknown_options=True)
-        check_options = capabilities.of_runner(pbegin.pipeline).check_options
+        runner = capabilities.of_runner(pbegin.pipeline)
+        if not runner.is_durable:
+            name = capabilities.name_of(pbegin.pipeline)
+            check_needs_no_finished(
+                self._source, f"{name} loses the rows of a pipeline that fails: run on Flink, or without it"
+            )
+        check_options = runner.check_options
         if self._publishes and check_options is not None:
             unbounded = self._source.boundedness is Boundedness.UNBOUNDED and self._limit is None
             check_options(Promise.OFFSETS, flink_options.Options(options, unbounded=unbounded))

@@ -24,18 +24,18 @@ def test_the_table_names_classes_of_beam():
 
 
 @pytest.mark.parametrize(
-    ("runner", "stages", "checks"),
+    ("runner", "stages", "checks", "is_durable"),
     [
-        (FlinkRunner, Stages.CONCURRENT, flink_options.refuse),
-        (PortableRunner, Stages.CONCURRENT, flink_options.refuse),
-        (PrismRunner, Stages.CONCURRENT, None),
-        (FnApiRunner, Stages.ONE_BY_ONE, None),
-        (SwitchingDirectRunner, Stages.DEPENDS, None),
+        (FlinkRunner, Stages.CONCURRENT, flink_options.refuse, True),
+        (PortableRunner, Stages.CONCURRENT, flink_options.refuse, True),
+        (PrismRunner, Stages.CONCURRENT, None, False),
+        (FnApiRunner, Stages.ONE_BY_ONE, None, False),
+        (SwitchingDirectRunner, Stages.DEPENDS, None, False),
     ],
 )
-def test_what_a_runner_can_do(runner: type[Any], stages: Stages, checks: Any):
+def test_what_a_runner_can_do(runner: type[Any], stages: Stages, checks: Any, is_durable: bool):
     pipeline = SimpleNamespace(runner=runner.__new__(runner), options=PipelineOptions([]))
-    assert of_runner(pipeline) == Capabilities(stages, checks)
+    assert of_runner(pipeline) == Capabilities(stages, checks, is_durable)
 
 
 def test_the_portable_runners_own_job_server_is_not_flinks():

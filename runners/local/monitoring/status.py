@@ -7,8 +7,8 @@
                    "checkpoints": {"completed", "failed", "last": {"id", "at", "duration_s", "bytes"} or null}}
 
 `lag` is null while it is not known, and `measures`, which are the source's own, are none; the file has its MOST_SPLITS largest
-splits, `shown` has all. `committables` are transactions that were committed. `last_lost`: the worker that was lost last. Times
-are seconds of the epoch. `progress_at`: when a checkpoint was last committed, by whatever coordinator. `restarted`: how many
+splits, `shown` has all. `committables` are transactions that were committed. `last_lost`: the worker lost last. Times are
+seconds of the epoch. `progress_at`: when a checkpoint of workers was last committed, by any coordinator. `restarted`: how many
 coordinators have failed before this one, since the run was started. The other counts are of this coordinator's lifetime: a
 restart starts at nothing, as Prometheus' counters may; `last_lost` too.
 """
@@ -62,6 +62,7 @@ class RunStatus:
         the epoch. `restarted`: how many coordinators there were before, all of which have failed.
         """
         self._progress_s, self._size = progress_s, size
+        self._has_snapshot = False
         self._folder, self._clock = folder, clock
         self._begun: tuple[int, float] = (0, clock())
         self._counts = Counter(records_in=0, records_out=0)  # of the workers
@@ -77,11 +78,12 @@ class RunStatus:
         match event:
             case events.WorkerSnapshotted():
                 self._counts.update(event.counts)
+                self._has_snapshot = True
             case events.CheckpointCommitted(checkpoint_id):
                 self._completed += 1
                 self._committables, self._listed = self._committables + self._listed, 0
                 now_s, size = self._clock(), self._size(checkpoint_id)
-                self._progress_s = now_s
+                self._note_progress()
                 took_s = round(now_s - self._begun[1], 3)
                 self._last = {"id": checkpoint_id, "at": now_s, "duration_s": took_s, "bytes": size}
 
@@ -94,7 +96,7 @@ class RunStatus:
                 self._listed = len(handles)
             case events.NoteUnchanged():
                 self._completed += 1
-                self._progress_s = self._clock()
+                self._note_progress()
             case events.ReportCheckpointFailure():
                 self._failed += 1
             case events.ReportWorkerLost(number):
@@ -123,6 +125,11 @@ class RunStatus:
         with suppress(OSError):
             scratch.write_text(json.dumps({**self.shown, "lag": brief}))
             scratch.replace(self._folder / _STATUS)
+
+    def _note_progress(self) -> None:
+        """One without a worker's snapshot is none: so is each while workers crash as soon as they start."""
+        if self._has_snapshot:
+            self._progress_s, self._has_snapshot = self._clock(), False
 
     def _begin(self, checkpoint_id: int) -> None:
         if self._begun[0] != checkpoint_id:

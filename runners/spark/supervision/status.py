@@ -45,16 +45,24 @@ class StatusFile:
         if not os.access(self.path.parent, os.W_OK) or self.path.is_dir():
             raise UsageError(f"the status cannot be written to {self.path}: its folder has to be there, and writable")
 
-    def write(self, status: Mapping[str, object]) -> None:
-        """A reader sees the previous status or this one. A full disk is not a reason to end the job: it is logged."""
+    def write(self, status: Mapping[str, object]) -> bool:
+        """Whether it is written. A reader sees the previous status or this one.
+
+        A full disk is not a reason to end the job: it is logged once, until one is written.
+        """
         if not self._is_own():
-            return
+            return False
         made = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             made.write_text(json.dumps({**status, "updated": instant_in(0)}) + "\n")
             made.replace(self.path)
         except OSError as error:
-            log.warning("the status could not be written to %s: %s", self.path, error)
+            if not self._has_said:
+                log.warning("the status could not be written to %s: %s", self.path, error)
+            self._has_said = True
+            return False
+        self._has_said = False
+        return True
 
     def _is_own(self) -> bool:
         """Whether no other living process has locked the file beside it, which this one has from now on."""

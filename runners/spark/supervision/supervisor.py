@@ -330,8 +330,8 @@ class _Supervisor:
             "restart_at": instant_in(_until(known.job.wake_at_s) or 0) if restarts else None,
             "ended": end and {"ending": end.ending.name, "exit_status": core.EXIT_STATUSES[end.ending], "reason": end.reason},
         }
-        if shown != self._written:  # drivers say twice a second that they live
-            self._status.write(shown)
+        # Drivers say twice a second that they live: so what was not written is tried again.
+        if shown != self._written and self._status.write(shown):
             self._written = shown
 
     def _shown_driver(self, number: int) -> dict[str, Any]:

@@ -25,12 +25,13 @@ from headrace.enumerator import DiscoveryResult, pauses
 from headrace.enumerator.errors import CorruptDataError, DataLossError, RetriableError, UsageError
 from headrace.enumerator.source_driver import SourceDriver
 from headrace.files import FileSource
-from headrace.runners.beam.coders import Element
+from headrace.runners.beam.coders import Element, ReaderFormat
 from headrace.runners.beam.enumerate import look
 from headrace.runners.beam.event_time import IDLE_LAG
 from headrace.runners.beam.flink_placement import Subtasks
 from headrace.runners.beam.publisher import Publisher
 from headrace.runners.beam.read import as_dicts
+from headrace.runners.beam.read_limit import ReadLimited
 from headrace.runners.beam.reader_restriction import Published, ReaderRestriction
 from headrace.runners.beam.split_restriction import Enumerated, Fresh
 from headrace.runners.beam.worker import Worker
@@ -735,11 +736,20 @@ def test_a_limited_read_publishes_where_it_has_stopped_to_the_record(monkeypatch
 def test_a_limited_read_deletes_the_files_that_it_has_read_whole(tmp_path):
     for file in range(3):
         pq.write_table(pa.table({"n": range(10)}), tmp_path / f"{file}.parquet", row_group_size=2)
-    with on_direct() as pipeline:
-        source = FileSource(str(tmp_path), after_read="delete")
-        rows = pipeline | ReadFromSource(source, limit=Limit(13, None), publish=True)
-        assert_that(rows | beam.combiners.Count.Globally(), equal_to([13]))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.parquet", "2.parquet"]
+    source = FileSource(str(tmp_path), after_read="delete")
+    *batches, positions = ReadLimited(source, Limit(13, None), ProcessingTime()).process(b"")
+    assert sum(batch.value.num_rows for batch in batches) == 13
+    left = ReaderFormat(source).decode(positions.value)
+    assert (left.reading, [split.path for split in left.unpublished]) == ((), ["0.parquet"])
+
+
+@pytest.mark.parametrize("runner", ["DirectRunner", "PrismRunner", "BundleBasedDirectRunner"])
+def test_after_read_is_refused_where_a_failure_of_a_later_stage_loses_the_rows(tmp_path, runner):
+    pq.write_table(pa.table({"n": range(10)}), tmp_path / "a.parquet")
+    for limit in (None, Limit(1, None)):
+        read = ReadFromSource(FileSource(str(tmp_path), after_read="delete"), publish=True, limit=limit)
+        with pytest.raises(UsageError, match=r"\(after_read\).*Runner loses the rows of a pipeline that fails"):
+            _ = beam.Pipeline(runner) | read
 
 
 @pytest.mark.parametrize("limit", [None, Limit(5, None)])

@@ -46,6 +46,8 @@ PAUSE = "--min_pause_between_checkpoints=500"
         ({"key_serializer": "org.apache.kafka.common.serialization.LongSerializer"}, "key_serializer=.*LongSerializer"),
         ({"value_serializer": "org.apache.kafka.common.serialization.LongSerializer"}, "value_serializer=.*LongSerializer"),
         ({"delivery": "at-most-once"}, "delivery must be .*at-most-once"),
+        ({"num_shards": 2}, "num_shards are of transactions: give delivery='exactly-once'"),
+        ({"transactional_id_prefix": "a", "transaction_timeout_ms": 5}, "prefix, transaction_timeout_ms are of"),
         ({"delivery": "exactly-once", "num_shards": 0}, "shards must be a whole number, at least 1, not 0"),
         ({"delivery": "exactly-once", "transactional_id_prefix": "a b"}, "a b"),
         ({"producer_config": {}}, r"bootstrap\.servers"),

@@ -339,6 +339,22 @@ def test_a_run_that_hangs_is_not_well_once_the_clock_is_set_back(folder, monkeyp
         got(served.port, "/healthz")
 
 
+def test_checkpoints_without_a_worker_are_no_progress(folder):
+    """They are while each worker crashes as soon as it starts."""
+    clock = Clock()
+    status = shown(folder, clock)
+    clock.now_s += 100
+    status.record_command(events.NoteUnchanged(4))
+    status.record_command(events.CommitCheckpoint(Checkpoint(5, (), False), ()))
+    status.record_event(events.CheckpointCommitted(5))
+    status.show("RUNNING", {}, None, {})
+    assert status.shown["progress_at"] == clock.now_s - 100
+    status.record_event(events.WorkerSnapshotted(4, 6, {}, (), {}))
+    status.record_command(events.NoteUnchanged(6))
+    status.show("RUNNING", {}, None, {})
+    assert status.shown["progress_at"] == clock.now_s
+
+
 def test_a_run_that_starts_again_and_again_is_not_well_for_having_just_started(folder):
     clock = Clock()
     # the last checkpoint was committed by a coordinator before
