@@ -75,6 +75,7 @@ class TestMariaDb(OnSql):
     product = "mariadb"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("bug", CAUGHT_BY, ids=lambda bug: bug.__name__)
 def test_the_kit_catches(bug: type[PassingSink], server):

@@ -78,6 +78,7 @@ def search_for(simulation, bug):
     simulation.adversary.search(0, simulation.schedules)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("simulation", "bug"), BUGS)
 def test_a_injected_bug_is_found(simulation, bug):
     with bug(), pytest.raises(BrokenScheduleError) as found:
