@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from pyarrow import fs
 
 from headrace.connectors.base.arguments import text, texts
 from headrace.connectors.files.formats import columns_with_bounds, has_codec
-from headrace.connectors.files.store import check_no_password, is_local, normal_path, shown_address
+from headrace.connectors.files.store import check_no_password, given_path, is_local, shown_address
 from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
 from headrace.connectors.tables.metadata_folder import jobs_in, refused_by_store
@@ -67,6 +68,10 @@ _INDEXED = 32  # Delta's own number: wide tables have long logs otherwise
 _MILLISECOND = pa.scalar(1_000, pa.duration("us"))
 _NOT_QUOTED = "!$&'()+,/:;=@"
 """What `deltalake` writes as it is in a path, but for what Python's `quote` never changes."""
+_MISREAD_PATH = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f]")
+"""What `deltalake` writes as it is, and reads as another name: `x%41` as `xA`."""
+_MISREAD_ADDRESS = re.compile(r"[#\x00-\x1f]")
+"""What it drops, with what follows a `#`, so that the table would be another one."""
 _OF_COLUMNS = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.physicalName")
 
 
@@ -99,7 +104,12 @@ class DeltaSink(OpenTableSink):
             raise UsageError(
                 f"{shown_address(self.uri)}: a signature in an address is printed with it: use the storage options"
             )
-        object.__setattr__(self, "uri", normal_path(self.uri) if local else self.uri.rstrip("/"))
+        object.__setattr__(self, "uri", given_path(self.uri) if local else self.uri.rstrip("/"))
+        misread = (_MISREAD_PATH if local else _MISREAD_ADDRESS).search(self.uri)
+        if misread is not None:
+            raise UsageError(
+                f"{self.uri!r}: deltalake takes this for another place because of {misread[0]!r}: rename the folder"
+            )
         super().__post_init__()
         texts("storage_options", self.storage_options)
         if self.compression != "none" and not has_codec(self.compression):

@@ -16,6 +16,7 @@ import base64
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -40,7 +41,7 @@ from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId, T
 from pyiceberg.typedef import Record
 
 from headrace.connectors.base.arguments import mapping, text
-from headrace.connectors.files.store import check_no_password
+from headrace.connectors.files.store import check_no_password, shown_address
 from headrace.connectors.postgresql.errors import DURABLE
 from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.iceberg_files import read_as_it_is
@@ -85,7 +86,7 @@ class IcebergSink(OpenTableSink):
             raise UsageError(f"an Iceberg table is named namespace.table, not {self.table!r}")
         super().__post_init__()
         _check_address(text("the catalog's uri", self.catalog.get("uri", "")))
-        check_no_password(text("the catalog's warehouse", self.catalog.get("warehouse", "")))
+        _check_warehouse(text("the catalog's warehouse", self.catalog.get("warehouse", "")))
         if self.compression not in ("none", "snappy", "zstd", "gzip", "lz4", "brotli"):
             raise UsageError(f"compression must be none, snappy, zstd, gzip, lz4 or brotli, not {self.compression!r}")
 
@@ -142,6 +143,16 @@ def _check_address(uri: str) -> None:
                 "the catalog's uri has no port that is a number up to 65535. If its password has characters such as / or @, "
                 "write them as %2F and %40"
             ) from error
+
+
+def _check_warehouse(address: str) -> None:
+    """Raise UsageError for one with a password, or one that PyIceberg reads up to a `?` or `#`. It may be a name with these."""
+    check_no_password(address)
+    if re.match(r"file:|[^/?#]*://", address) and re.search("[?#]", address):
+        raise UsageError(
+            f"the catalog's warehouse {shown_address(address)!r}: PyIceberg takes it for another place because of '?' or '#'"
+            ": rename the folder, or give a local one by its path"
+        )
 
 
 def _check_names(schema: Schema, table: str) -> None:

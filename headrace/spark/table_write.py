@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
+from headrace.connectors.files.store import as_given
 from headrace.connectors.tables.changes import Changes
 from headrace.enumerator.errors import UsageError
 from headrace.spark.options import (
@@ -112,7 +113,8 @@ def delta_write(options: Mapping[str, str], schema: StructType) -> tuple[SinkWri
     from headrace.connectors.tables.delta import DeltaSink
 
     given, _ = DELTA_OPTIONS.parse(options)
-    sink = DeltaSink(given["path"], storage_options=given.get("storageOptions", {}), **_arguments(DELTA_OPTIONS, given, schema))
+    arguments = _arguments(DELTA_OPTIONS, given, schema)
+    sink = DeltaSink(as_given(given["path"]), storage_options=given.get("storageOptions", {}), **arguments)
     return sink_write(sink, given), given.get("partitionBy", ())
 
 

@@ -64,6 +64,8 @@ def local_folder(url: str) -> Path:
     if not isinstance(url, str) or not url:  # what a caller gives has no type yet
         raise UsageError(f"a folder's path or a file: URL is needed, not {url!r}")
     parts = urlsplit(url)
+    if parts.scheme == "file" and not {"?", "#"}.isdisjoint(url):
+        raise UsageError(f"{url!r}: in a file: URL write ? as %3F and # as %23, or give the folder's path")
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
         return Path(unquote(parts.path)).absolute()
     if "://" in url or parts.scheme == "file":

@@ -534,7 +534,15 @@ def test_a_folder_elsewhere_is_refused(url):
         local_folder(url)
 
 
+def test_a_url_with_more_than_a_path_is_refused():
+    """Two runs had one folder."""
+    for url in ("file:///ck#1", "file:///ck?2"):
+        with pytest.raises(UsageError, match=r"write \? as %3F and # as %23, or give the folder's path"):
+            local_folder(url)
+
+
 def test_a_folder_is_a_path_or_a_file_url(tmp_path):
+    assert local_folder("/ck#1") == Path("/ck#1")
     assert local_folder(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
     assert local_folder("here") == local_folder("file:here") == Path("here").absolute()
 

@@ -309,6 +309,10 @@ class TestDelta:
     def test_what_is_wrong_is_named_and_no_secret_shown(self, options, complaint):
         refused(lambda: delta_write(options, SCHEMA), complaint)
 
+    def test_a_path_of_hadoop_is_not_quoted(self):
+        assert delta_write({"path": "file:/x/100%"}, SCHEMA)[0].sink == DeltaSink("/x/100%")
+        refused(lambda: delta_write({"path": "file:/x/a%20b"}, SCHEMA), "takes this for another place because of '%20'")
+
     def test_changes_are_put_in_order_by_the_offset_where_there_is_one(self):
         given = {"path": "/t", "upsertKeys": "id, city", "changeTypeColumn": "op", "mergeSchema": "TRUE"}
         frame = StructType([StructField("id", LongType()), StructField("offset", LongType())])

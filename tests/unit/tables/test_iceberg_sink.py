@@ -334,6 +334,22 @@ def test_no_table_is_made_with_names_that_cannot_be_written(folder, name):
     assert not load_catalog(**catalog_of(folder)).table_exists("n.named")
 
 
+@pytest.mark.parametrize("warehouse", ["file:///x/a#b", "s3://b/a?b", "file:/a?b"])
+def test_a_warehouse_whose_address_has_more_than_a_path_is_refused(warehouse):
+    """Its files were in the folder without that, and commits were retried forever."""
+    with pytest.raises(UsageError, match=r"PyIceberg takes it for another place because of '\?' or '#'"):
+        IcebergSink(TABLE, {"type": "sql", "warehouse": warehouse})
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%41"])
+def test_a_warehouse_may_be_any_local_folder(folder, name):
+    sink = IcebergSink(TABLE, {**catalog_of(folder), "warehouse": f"{folder}/{name}"})
+    sink.create_table(VALUES)
+    driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
+    assert list((Path(folder) / name).rglob("*.parquet"))
+    assert iceberg_values(folder) == ["a"]
+
+
 def test_a_location_that_ends_in_a_slash_is_that_without_it(folder):
     """On an object store two slashes are another name."""
     catalog = load_catalog(**catalog_of(folder))

@@ -618,10 +618,21 @@ def test_a_place_without_a_table_is_refused(tmp_path):
     ({"uri": ""}, "needs a path"), ({"uri": "/t", "target_file_bytes": 0}, "at least 1"),
     ({"uri": "/t", "compression": "rar"}, "no compression 'rar'"),
     ({"uri": "/t", "compression": "bz2"}, "no compression 'bz2'"),
+    ({"uri": "/x%41"}, "'/x%41': deltalake takes this for another place because of '%41'"),
+    ({"uri": "/x\\y"}, "takes this for another place"), ({"uri": "x\ty"}, "takes this for another place"),
+    ({"uri": "file:///x%2541"}, "'/x%41': deltalake takes"), ({"uri": "s3://b/x#1"}, "another place because of '#'"),
 ])  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_at_once(options, message):
     with pytest.raises(UsageError, match=message):
         DeltaSink(**options)
+
+
+@pytest.mark.parametrize("name", ["100%", "a b", "a#b", "a?b", "%4x", "é"])
+def test_a_folder_may_have_other_signs_in_its_name(tmp_path, name):
+    sink = DeltaSink((tmp_path / name).as_uri())
+    sink.create_table(VALUES)
+    driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
+    assert DeltaTable(str(tmp_path / name)).to_pyarrow_table()["value"].to_pylist() == ["a"]
 
 
 def test_no_secret_is_shown():
