@@ -34,7 +34,10 @@ _DOUBLE_BITS = 64
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the database. `sql` is its name as statements have it; `columns` are SQLAlchemy's descriptions by name."""
+    """A table of the database. `sql` is its name as statements have it; `columns` are SQLAlchemy's descriptions by name.
+
+    `insert` and `delete`: how statements start that do this to its own rows, and to no others.
+    """
 
     name: str
     destination: str
@@ -42,6 +45,8 @@ class Table:
     product: Product
     columns: Mapping[str, Mapping[str, Any]]
     unique: tuple[UniqueKey, ...]
+    insert: str
+    delete: str
 
 
 def split_name(name: str) -> tuple[str | None, str]:
@@ -99,7 +104,25 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
     unique = unique_keys(connection, _place(connection, name), primary, product)
     quote = connection.dialect.identifier_preparer.quote
     written = ".".join(quote(part) for part in (schema, table) if part is not None)
-    return Table(name, destination, written, product, columns, unique)
+    insert, delete = _verbs(connection, _place(connection, name), product)
+    return Table(name, destination, written, product, columns, unique, f"{insert} {written}", f"{delete} {written}")
+
+
+_PARTITIONED = "SELECT relkind = 'p' FROM pg_catalog.pg_class WHERE oid = to_regclass(:quoted)"
+_MAY_IGNORE = "SELECT sql LIKE '%conflict%' FROM sqlite_master WHERE name = :name COLLATE NOCASE"
+
+
+def _verbs(connection: Connection, place: Mapping[str, str | None], product: Product) -> tuple[str, str]:
+    """Without ONLY, PostgreSQL deletes in tables that inherit from this one, too; of a partitioned table all rows are there.
+
+    SQLite's constraints may state (ON CONFLICT) that a row which they refuse is dropped, or replaces others; OR ABORT overrides
+    that, in the table's triggers as well.
+    """
+    if product is Product.POSTGRESQL and not connection.execute(text(_PARTITIONED), place).scalar():
+        return "INSERT INTO", "DELETE FROM ONLY"
+    if product is Product.SQLITE and connection.execute(text(_MAY_IGNORE), place).scalar():
+        return "INSERT OR ABORT INTO", "DELETE FROM"
+    return "INSERT INTO", "DELETE FROM"
 
 
 _UNLOGGED = """

@@ -23,13 +23,13 @@ from headrace.enumerator.errors import UsageError
 class UniqueKey:
     """A unique index by its name. `flaw`: why it does not identify rows by exactly its columns; None if it does.
 
-    `collations`: by which it compares its columns, where a column may have another one, and the database does not tell it.
+    `collations`: by which it compares its columns, as the parts of their names, where another index may compare otherwise.
     """
 
     name: str
     columns: frozenset[str]
     flaw: str | None = None
-    collations: Mapping[str, str] = field(default_factory=dict)
+    collations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """The name and the columns."""
@@ -41,7 +41,9 @@ _PARTS = {
     Product.POSTGRESQL: "SELECT index.relname, attname, CASE WHEN indpred IS NOT NULL THEN 'is partial: it has a WHERE clause' "
     "WHEN part = 0 THEN 'has an expression' WHEN NOT indimmediate THEN 'is deferrable' "
     "WHEN NOT indisvalid THEN 'is not valid: it is being built, or that has failed' "
-    "WHEN indcollation[place - 1] <> attcollation THEN 'compares by another collation than the column' END, NULL "
+    "WHEN indcollation[place - 1] <> attcollation THEN 'compares by another collation than the column' END, "
+    "(SELECT ARRAY[nspname, collname]::text[] FROM pg_catalog.pg_collation JOIN pg_catalog.pg_namespace "
+    "ON pg_namespace.oid = collnamespace WHERE pg_collation.oid = attcollation) "
     "FROM pg_catalog.pg_index JOIN pg_catalog.pg_class AS index ON index.oid = indexrelid "
     "CROSS JOIN LATERAL unnest(indkey) WITH ORDINALITY AS parts (part, place) "
     "LEFT JOIN pg_catalog.pg_attribute ON attrelid = indrelid AND attnum = part "
@@ -62,15 +64,15 @@ def unique_keys(
     connection: Connection, place: Mapping[str, str | None], primary: Collection[str], product: Product
 ) -> tuple[UniqueKey, ...]:
     """All unique keys of a table. `place`: its `schema`, `name` and `quoted` name. `primary`: its primary key's columns."""
-    parts: dict[str, list[tuple[str | None, str | None, str | None]]] = defaultdict(list)
+    parts: dict[str, list[tuple[str | None, str | None, tuple[str, ...]]]] = defaultdict(list)
     for name, column, flaw, collation in connection.execute(text(_PARTS[product]), place):
-        parts[name].append((column, flaw, collation))
+        parts[name].append((column, flaw, (collation,) if isinstance(collation, str) else tuple(collation or ())))
     keys = [
         UniqueKey(
             name,
             frozenset(column for column, _, _ in found if column is not None),
             next((flaw for _, flaw, _ in found if flaw is not None), None),
-            {column: collation for column, _, collation in found if column is not None and collation is not None},
+            {column: collation for column, _, collation in found if column is not None and collation},
         )
         for name, found in sorted(parts.items())
     ]
@@ -94,7 +96,7 @@ def check_key(table: str, keys: Sequence[UniqueKey], key: Sequence[str]) -> None
     raise UsageError(f"table {table!r} has no unique key of the columns {sorted(key)}; it has {known}")
 
 
-def collations_of(table: str, keys: Sequence[UniqueKey], key: Sequence[str]) -> Mapping[str, str]:
+def collations_of(table: str, keys: Sequence[UniqueKey], key: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
     """By which the rows of a key are compared. Raises UsageError where unique keys of these columns compare in several ways."""
     found = [unique for unique in keys if unique.columns == frozenset(key) and unique.flaw is None and unique.collations]
     if any(unique.collations != found[0].collations for unique in found):

@@ -228,24 +228,26 @@ def _upsert(connection: Connection, table: Table, key: Sequence[str], names: Seq
     quote, sign = connection.dialect.identifier_preparer.quote_identifier, _sign(table)
     # Of a column that is GENERATED ALWAYS AS IDENTITY: COPY keeps what is given, too.
     given = " OVERRIDING SYSTEM VALUE" if table.product is Product.POSTGRESQL else ""
-    into = f"{table.sql} ({', '.join(map(quote, names))}){given} VALUES ({', '.join([sign] * len(names))})"
+    insert = f"{table.insert} ({', '.join(map(quote, names))}){given} VALUES ({', '.join([sign] * len(names))})"
     others = [quote(name) for name in names if name not in key]
     if table.product is Product.MYSQL:
         changes = ", ".join(f"{name} = VALUES({name})" for name in others or map(quote, key))
-        return f"INSERT INTO {into} ON DUPLICATE KEY UPDATE {changes}"
+        return f"{insert} ON DUPLICATE KEY UPDATE {changes}"
     changes = ", ".join(f"{name} = excluded.{name}" for name in others)
     action = f"DO UPDATE SET {changes}" if changes else "DO NOTHING"
-    # SQLite's tables may say themselves what becomes of a row that they refuse: nothing, or that it replaces others.
-    verb = "INSERT OR ABORT" if table.product is Product.SQLITE else "INSERT"
-    return f"{verb} INTO {into} ON CONFLICT ({', '.join(map(quote, key))}) {action}"
+    return f"{insert} ON CONFLICT ({', '.join(_compared(connection, table, key))}) {action}"
 
 
 def _delete(connection: Connection, table: Table, key: Sequence[str]) -> str:
-    """A statement for the row of one key, which is compared as the unique index compares it, not as the column is."""
-    quote, sign = connection.dialect.identifier_preparer.quote_identifier, _sign(table)
-    by = {name: f" COLLATE {quote(each)}" for name, each in collations_of(table.name, table.unique, key).items()}
-    found = " AND ".join(f"{quote(name)}{by.get(name, '')} = {sign}" for name in key)
-    return f"DELETE FROM {table.sql} WHERE {found}"  # noqa: S608 - names are quoted
+    """A statement for the row of one key."""
+    found = " AND ".join(f"{column} = {_sign(table)}" for column in _compared(connection, table, key))
+    return f"{table.delete} WHERE {found}"
+
+
+def _compared(connection: Connection, table: Table, key: Sequence[str]) -> list[str]:
+    """The columns of the key, each compared as by its unique index: not as by the column, or by another index."""
+    quote, by = connection.dialect.identifier_preparer.quote_identifier, collations_of(table.name, table.unique, key)
+    return [quote(name) + (f" COLLATE {'.'.join(map(quote, by[name]))}" if name in by else "") for name in key]
 
 
 def _sign(table: Table) -> str:

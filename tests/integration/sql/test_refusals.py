@@ -67,6 +67,18 @@ def test_a_triggers_own_error_is_final(any_rig):
         assert "no orders today" in str(error)
 
 
+@pytest.mark.parametrize("any_rig", ["sqlite"], indirect=True)
+def test_a_trigger_may_ignore_rows(any_rig):
+    """An INSERT OR ABORT made its OR IGNORE an error."""
+    any_rig.create("id INTEGER PRIMARY KEY, name VARCHAR(100)")
+    any_rig.execute("CREATE TABLE seen (name VARCHAR(100) PRIMARY KEY)")
+    with_trigger(any_rig, "", "", "1; INSERT OR IGNORE INTO seen VALUES (new.name)")
+    (sink,) = sinks(any_rig)
+    with sink.begin(Attempt("q", 0, 0, 0)) as transaction:
+        _write(transaction, pa.record_batch({"id": [1, 2], "name": ["pen", "pen"]}))
+    assert any_rig.execute("SELECT name FROM seen") == [("pen",)]
+
+
 def test_a_table_that_loses_committed_rows_in_a_crash_is_refused(rig):
     """After a crash of the server the job continued, and the table had the next rows alone."""
     columns = "id BIGINT PRIMARY KEY, name VARCHAR(100)"

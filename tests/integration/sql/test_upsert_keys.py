@@ -137,6 +137,21 @@ def test_rows_are_deleted_by_the_collation_of_the_index(any_rig, column, index, 
     assert sorted(name for (name,) in any_rig.rows("name")) == left
 
 
+def test_a_row_is_not_replaced_by_one_that_another_index_holds_for_equal(server):
+    """ON CONFLICT of the columns alone takes all of their unique indexes."""
+    rig = SqlRig(server("postgresql").url)
+    if rig.execute("SELECT count(*) FROM pg_collation WHERE collprovider = 'i'") == [(0,)]:
+        pytest.skip("this PostgreSQL is built without ICU, whose collations ignore case")
+    rig.create('name VARCHAR(20) COLLATE "C" PRIMARY KEY, price INT')
+    rig.execute(f"CREATE COLLATION {rig.table}_ci (provider=icu, locale='und-u-ks-level2', deterministic=false)")
+    rig.execute(f"CREATE UNIQUE INDEX {rig.table}_ci ON {rig.table} (name COLLATE {rig.table}_ci)")
+    for price in (1, 2):
+        written(rig, ("name",), {"name": ["pen"], "price": [price]})
+    with pytest.raises(UsageError, match=f'unique constraint "{rig.table}_ci"'):
+        written(rig, ("name",), {"name": ["PEN"], "price": [3]})
+    assert rig.rows() == [("pen", 2)]
+
+
 @pytest.mark.parametrize("any_rig", ["sqlite"], indirect=True)
 def test_two_indexes_of_a_key_by_several_collations_are_refused(any_rig):
     any_rig.create("name VARCHAR(20), price INT, UNIQUE (name)")
@@ -145,6 +160,8 @@ def test_two_indexes_of_a_key_by_several_collations_are_refused(any_rig):
     transaction = sink.begin(Attempt("q", 0, 0, 0))
     with pytest.raises(UsageError, match="compare the upsert's key by several collations"):
         transaction.write(pa.record_batch({"name": ["pen", "ink"], "op": ["delete", "insert"]}))
+    with pytest.raises(UsageError, match="compare the upsert's key by several collations"):
+        written(any_rig, ("name",), {"name": ["pen"]})
 
 
 def test_a_row_with_a_null_in_the_key_is_refused(any_rig):
@@ -330,3 +347,18 @@ def test_the_change_column_is_needed_and_not_written(any_rig):
     assert any_rig.rows() == [(1, "a", "kept")]
     with pytest.raises(UsageError, match="'id' cannot be the change type and a part of the key too"):
         UpsertSink(any_rig.url, any_rig.table, ("id",), "id")
+
+
+def test_a_delete_leaves_rows_of_tables_that_inherit_and_finds_those_of_partitions(server):
+    """They are not of the unique index of the key."""
+    rig = SqlRig(server("postgresql").url)
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20)")
+    rig.execute(f"CREATE TABLE {rig.table}_heir (PRIMARY KEY (id)) INHERITS ({rig.table})")
+    rig.execute(f"INSERT INTO {rig.table}_heir VALUES (1, 'heir')")
+    changed(rig, [(1, "a", "c"), (2, "b", "c")], [(1, None, "d")])
+    assert rig.rows() == [(1, "heir"), (2, "b")]
+    rig.execute(f"DROP TABLE {rig.table} CASCADE")
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20)", "PARTITION BY RANGE (id)")
+    rig.execute(f"CREATE TABLE {rig.table}_part PARTITION OF {rig.table} FOR VALUES FROM (0) TO (10)")
+    changed(rig, [(1, "a", "c"), (2, "b", "c")], [(1, None, "d")])
+    assert rig.rows() == [(2, "b")]
