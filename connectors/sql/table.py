@@ -168,6 +168,19 @@ def _warn_once(said: str) -> None:
     log.warning("%s", said)
 
 
+_HAS_POLICIES = "SELECT row_security_active(to_regclass(:quoted)::oid)"
+
+
+def check_visible(connection: Connection, table: Table) -> None:
+    """Raise UsageError for a table that may have rows which this user does not see."""
+    place = _place(connection, table.name)
+    if table.product is Product.POSTGRESQL and connection.execute(text(_HAS_POLICIES), place).scalar():
+        raise UsageError(
+            f"table {table.name!r}: its row-level security policies apply to this user, so that deletes would leave rows which "
+            "they hide, and COPY is refused: give the user BYPASSRLS, or write as the table's owner"
+        )
+
+
 def _unescaped(name: str, product: Product) -> str:
     """A column's name. SQLAlchemy gives it as MariaDB and MySQL write it between backticks."""
     return name.replace("``", "`") if product is Product.MYSQL else name

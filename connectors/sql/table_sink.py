@@ -19,7 +19,7 @@ from headrace.connectors.sql.commits import CommitStore
 from headrace.connectors.sql.errors import translated
 from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer
 from headrace.connectors.sql.rows import end_session
-from headrace.connectors.sql.table import Table, check_durable, fields_of, read_table, split_name
+from headrace.connectors.sql.table import Table, check_durable, check_visible, fields_of, read_table, split_name
 from headrace.connectors.sql.url import driver_engine, product_of, shown, task_engine
 from headrace.enumerator.errors import ProtocolViolationError
 
@@ -95,6 +95,7 @@ class TableSink(TwoPhaseSink[SqlHandle]):
                 table = read_table(connection, self.table, product_of(self.url))
                 self._check_table(connection, table)
                 check_durable(connection, table)
+                check_visible(connection, table)
                 yield TableSession(engine, connection, table)
             except BaseException:
                 end_session(engine, connection)

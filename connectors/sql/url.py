@@ -48,19 +48,27 @@ _NO_LIMITS = (
     "wait_timeout = GREATEST(@@wait_timeout, 28800)"
 )
 
+_TEXTS = ("charset", "use_unicode")
+"""What an address may say of how PyMySQL gives texts."""
+
 _REFUSED = (ArgumentError, TypeError, ValueError, AttributeError, FileNotFoundError, PermissionError, ssl.SSLError)
 """What is raised for parameters that no driver can use, and for files of certificates that cannot be read."""
 
 
 def _session(product: Product, lock_timeout_s: float) -> tuple[str, ...]:
-    """What every session is set to first: strict, in UTC, durable, without limits but for how long to wait for locks."""
+    """What every session is set to first: strict, in UTC, durable, without limits but for how long to wait for locks.
+
+    May write, whatever a role's default is. In PostgreSQL a statement fails if a policy would hide rows from it.
+    """
     if product is Product.POSTGRESQL:
         timeout = max(1, round(lock_timeout_s * 1000))
         zone, encoding, nulls = "SET TIME ZONE 'UTC'", "SET client_encoding TO 'UTF8'", "SET array_nulls TO on"
-        return zone, encoding, nulls, f"SET lock_timeout TO {timeout}", NO_LIMITS, DURABLE
+        rows = "SET row_security TO off", "SET default_transaction_read_only TO off"
+        return zone, encoding, nulls, f"SET lock_timeout TO {timeout}", NO_LIMITS, DURABLE, *rows
     seconds = max(1, round(lock_timeout_s))
     timeouts = f"innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
-    return (f"SET SESSION sql_mode = '{_SQL_MODE}', time_zone = '+00:00', {timeouts}, {_NO_LIMITS}",)
+    settings = f"SET SESSION sql_mode = '{_SQL_MODE}', time_zone = '+00:00', {timeouts}, {_NO_LIMITS}"
+    return settings, "SET SESSION TRANSACTION READ WRITE"
 
 
 def _parse(url: str) -> tuple[URL, Product]:
@@ -115,6 +123,8 @@ def _engine(url: str, lock_timeout_s: float, **options: Any) -> Engine:  # noqa:
             options = {"connect_args": options["connect_args"], "poolclass": NullPool}
     else:
         options["isolation_level"] = ISOLATION
+        if product is Product.MYSQL:
+            parsed = parsed.difference_update_query(_TEXTS)  # the driver's defaults are right: all characters, as texts
         if "connect_timeout" not in parsed.query:
             parsed = parsed.update_query_dict({"connect_timeout": CONNECT_S})
     try:

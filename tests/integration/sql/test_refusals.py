@@ -1,6 +1,8 @@
 """What a database refuses for good ends a run at once, with the database's text; what may pass is retried."""
 
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,7 @@ from headrace.connectors.sql.table import _warn_once
 from headrace.connectors.sql.upsert import UpsertSink
 from headrace.connectors.sql.url import driver_engine, task_engine
 from headrace.connectors.tables import iceberg
-from headrace.enumerator.errors import HeadraceError, RunFailedError, UnclassifiedError, UsageError
+from headrace.enumerator.errors import AuthenticationError, HeadraceError, RunFailedError, UnclassifiedError, UsageError
 from headrace.iceberg import IcebergSink
 from headrace.kafka import KafkaSource, Latest
 from headrace.run import ExponentialDelay, Pipeline
@@ -127,6 +129,76 @@ def test_nulls_in_arrays_are_nulls_whatever_the_role_has_set(server):
     with UpsertSink(rig.url, rig.table, ("id",)).begin(Attempt("q", 0, 0, 0)) as transaction:
         _write(transaction, pa.record_batch({"id": [1], "name": [["a", None]]}))
     assert rig.rows("name") == [(["a", None],)]
+
+
+_READ_ONLY = "SET SESSION TRANSACTION READ ONLY"
+
+
+def test_rows_are_written_whatever_the_role_has_for_a_default(rig):
+    """It was taken for a standby, whose errors pass."""
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    option = "options=-c default_transaction_read_only%3Don" if rig.is_postgresql else f"init_command={_READ_ONLY}"
+    url = f"{rig.url}?{option}".replace(" ", "%20")
+    for number, sink in enumerate((UpsertSink(url, rig.table, ("id",)), SqlSink(url, rig.table))):
+        with sink.begin(Attempt("q", 0, number, 0)) as transaction:
+            _write(transaction, batch([number]))
+    assert rig.ids() == [0]
+
+
+def test_texts_are_sent_as_they_are_whatever_the_address_says_of_them(server):
+    rig = SqlRig(server("mariadb").url)
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100) CHARACTER SET utf8mb4")
+    for number, parameters in enumerate(("charset=utf8", "charset=binary", "use_unicode=0")):
+        with UpsertSink(f"{rig.url}?{parameters}", rig.table, ("id",)).begin(Attempt("q", 0, 0, 0)) as transaction:
+            _write(transaction, pa.record_batch({"id": [number], "name": ["\N{GRINNING FACE}"]}))
+    assert rig.rows("name") == [("\N{GRINNING FACE}",)] * 3
+
+
+@contextmanager
+def policed(rig: SqlRig) -> Iterator[str]:
+    """The address of a role that a policy hides the row 50 from."""
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    rig.execute(f"INSERT INTO {rig.table} VALUES (5, 'five'), (50, 'fifty')")
+    role = f"{rig.table}_role"
+    rig.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'not-a-secret'")
+    UpsertSink(rig.url, rig.table, ("id",)).recorded()  # makes our tables
+    rig.execute(f"GRANT ALL ON {rig.table}, headrace_commits, headrace_transactions TO {role}")
+    rig.execute(f"CREATE POLICY some_rows ON {rig.table} USING (id < 10)")
+    yield rig.url.replace("writer:", f"{role}:")
+    rig.execute(f"DROP OWNED BY {role}")
+    rig.execute(f"DROP ROLE {role}")
+
+
+def test_a_table_with_rows_that_a_policy_hides_is_refused(server):
+    """A delete of such a row did nothing, without an error."""
+    rig = SqlRig(server("postgresql").url)
+    with policed(rig) as url:
+        upsert = UpsertSink(url, rig.table, ("id",), "op")
+        changes = pa.record_batch({"id": [5, 50], "name": ["", ""], "op": ["d", "d"]})
+        with upsert.begin(Attempt("q", 0, 0, 0)) as transaction:  # as it was when the session started
+            rig.execute(f"ALTER TABLE {rig.table} ENABLE ROW LEVEL SECURITY")
+            with pytest.raises(AuthenticationError, match="query would be affected by row-level security policy"):
+                transaction.write(changes)
+        for sink in (upsert, SqlSink(url, rig.table)):
+            for refused in (partial(sink.begin, Attempt("q", 0, 0, 0)), partial(sink.check_rows, batch([1]).schema)):
+                with pytest.raises(UsageError, match="its row-level security policies apply to this user"):
+                    refused()
+        rig.execute(f"ALTER TABLE {rig.table} DISABLE ROW LEVEL SECURITY")
+    assert rig.ids() == [5, 50]
+
+
+def test_a_list_that_a_policy_hides_is_an_error(server):
+    """It was taken for none."""
+    rig = SqlRig(server("postgresql").url)
+    with policed(rig) as url:
+        sink = UpsertSink(url, rig.table, ("id",))
+        sink.recorded()
+        rig.execute("ALTER TABLE headrace_commits ENABLE ROW LEVEL SECURITY")
+        try:
+            with pytest.raises(AuthenticationError, match='policy for table "headrace_commits"'):
+                sink.recorded()
+        finally:
+            rig.execute("ALTER TABLE headrace_commits DISABLE ROW LEVEL SECURITY")
 
 
 def test_a_server_whose_commits_do_not_wait_for_the_disk_is_refused_or_warned_of_once(server, caplog):
