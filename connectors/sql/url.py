@@ -48,10 +48,12 @@ _NO_LIMITS = (
     "wait_timeout = GREATEST(@@wait_timeout, 28800)"
 )
 
-_TEXTS = ("charset", "use_unicode")
-"""What an address may say of how PyMySQL gives texts."""
+_OF_PROGRAMS = ("charset", "use_unicode", "cursorclass", "defer_connect")
+"""Parameters of PyMySQL that are left out of an address: only by its defaults are texts and rows what they are here."""
 
-_REFUSED = (ArgumentError, TypeError, ValueError, AttributeError, FileNotFoundError, PermissionError, ssl.SSLError)
+_REFUSED = (
+    ArgumentError, TypeError, ValueError, AttributeError, FileNotFoundError, PermissionError, NotImplementedError, ssl.SSLError
+)  # fmt: skip
 """What is raised for parameters that no driver can use, and for files of certificates that cannot be read."""
 
 
@@ -124,7 +126,7 @@ def _engine(url: str, lock_timeout_s: float, **options: Any) -> Engine:  # noqa:
     else:
         options["isolation_level"] = ISOLATION
         if product is Product.MYSQL:
-            parsed = parsed.difference_update_query(_TEXTS)  # the driver's defaults are right: all characters, as texts
+            parsed = parsed.difference_update_query(_OF_PROGRAMS)
         if "connect_timeout" not in parsed.query:
             parsed = parsed.update_query_dict({"connect_timeout": CONNECT_S})
     try:

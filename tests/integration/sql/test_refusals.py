@@ -148,10 +148,12 @@ def test_rows_are_written_whatever_the_role_has_for_a_default(rig):
 def test_texts_are_sent_as_they_are_whatever_the_address_says_of_them(server):
     rig = SqlRig(server("mariadb").url)
     rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100) CHARACTER SET utf8mb4")
-    for number, parameters in enumerate(("charset=utf8", "charset=binary", "use_unicode=0")):
+    for number, parameters in enumerate(
+        ("charset=utf8", "charset=binary", "use_unicode=0", "cursorclass=x", "defer_connect=1")
+    ):
         with UpsertSink(f"{rig.url}?{parameters}", rig.table, ("id",)).begin(Attempt("q", 0, 0, 0)) as transaction:
             _write(transaction, pa.record_batch({"id": [number], "name": ["\N{GRINNING FACE}"]}))
-    assert rig.rows("name") == [("\N{GRINNING FACE}",)] * 3
+    assert rig.rows("name") == [("\N{GRINNING FACE}",)] * 5
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def test_errors_without_a_code(database, error, kind):
 
 @pytest.mark.parametrize("url", [
     "postgresql://127.0.0.1:1/d?sslmode=requre", "postgresql://h/d?port=abc", "postgresql://h/d?connect_timeout=abc",
-    "mysql://127.0.0.1:1/d?connect_timeout=abc", "mysql://127.0.0.1:1/d?foo=bar", "mysql://127.0.0.1:1/d?charset=zork", "mysql://127.0.0.1:1/d?ssl_ca=/no/such",
+    "mysql://127.0.0.1:1/d?connect_timeout=abc", "mysql://127.0.0.1:1/d?foo=bar", "mysql://127.0.0.1:1/d?compress=1", "mysql://127.0.0.1:1/d?ssl_ca=/no/such",
     "mysql://127.0.0.1:1/d?local_infile=2", "mysql://127.0.0.1:1/d?port=1",
 ])  # fmt: skip
 def test_a_parameter_of_the_address_that_cannot_be_used_is_no_outage(url):
