@@ -162,8 +162,10 @@ def resumed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint
     discovery raises, and what it reports about splits that are missing.
     """
     positions = selected(source, positions)
-    if positions.cursor is not None or not isinstance(source, LogSource):
-        return positions
+    return _continued(source, positions) if positions.cursor is None and isinstance(source, LogSource) else positions
+
+
+def _continued(source: LogSource[OffsetSplitT], positions: Checkpoint[OffsetSplitT]) -> Checkpoint[OffsetSplitT]:
     with closing(ResumedLogDiscovery(source, positions)) as discovery:
         found = discovery.initial()
     lost = [split for split in found.added if split.split_id in found.missing]
@@ -176,18 +178,21 @@ def resumed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint
 def selected(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
     """These positions without the splits that the source selects no more, as its subscription was changed.
 
-    A source without an end continues behind the cursor of one that had an end. Raises what the source reports about splits that
-    it does not tolerate to be left out, and StateError for a source of stages that had an end.
+    A source without an end continues behind the cursor of one that had an end; a log continues without its stops, or gets stops
+    if it had none, for which it is contacted. Stops that there are stay as they are. Raises what the source reports about
+    splits that it does not tolerate to be left out, and StateError for a source of stages that had an end.
     """
+    is_bounded = source.boundedness is Boundedness.BOUNDED
     if positions.cursor is not None:
         positions = replace(positions, exhausted=_is_over(source, positions))
-    elif positions.stage is not None and positions.exhausted and source.boundedness is Boundedness.UNBOUNDED:
+    elif positions.stage is not None and positions.exhausted and not is_bounded:
         raise StateError(
             f"the checkpoint is of a job whose source {source.name!r} had an end, and now it has none: nothing behind that end "
             "would be read. Give the source that end again, or start without this checkpoint"
         )
     left_out = [state.split for state in positions.splits if not source.selects(state.split)]
-    if not left_out:
-        return positions
-    source.on_splits_missing(left_out)
-    return replace(positions, splits=tuple(state for state in positions.splits if source.selects(state.split)))
+    if left_out:
+        source.on_splits_missing(left_out)
+        positions = replace(positions, splits=tuple(state for state in positions.splits if source.selects(state.split)))
+    is_plain_log = isinstance(source, LogSource) and positions.cursor is None and positions.stage is None
+    return _continued(source, positions) if is_plain_log and positions.exhausted != is_bounded else positions

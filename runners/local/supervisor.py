@@ -43,6 +43,8 @@ _KINDS: Mapping[str, type[HeadraceError]] = {
 }
 
 LOOK_S = 1.0
+PATIENCE_S = 60.0
+"""With a coordinator that continues after one that has ended well, as for a rescale: it has its checkpoints soon."""
 
 
 def supervise(
@@ -79,9 +81,11 @@ def _supervise(
     order = CoordinatorOrder(job, settings, version("headrace"), time.time(), _asked_before(settings.folder), restarts)
     coordinator = CoordinatorProcess(restarts, watch)
     with _stopped_by_signals(coordinator):
+        patience_s = 0.0
         while True:
             order = replace(order, restarts=coordinator.restarts, run=coordinator.run_name, restarted=coordinator.restarted)
-            outcome = coordinator.run(order, context)
+            outcome = coordinator.run(order, context, patience_s)
+            patience_s = 0.0 if outcome.workers is None else PATIENCE_S
             if outcome.workers is not None:
                 settings = replace(order.settings, workers=outcome.workers)
                 order = replace(order, settings=settings, replanned=outcome.replanned)
@@ -140,8 +144,11 @@ class CoordinatorProcess:
             self._watch()
         return self.stopping.is_set()
 
-    def run(self, order: CoordinatorOrder, context: ForkContext | ForkServerContext) -> RunOutcome:
-        """One coordinator, from its start until it and all of its workers are gone."""
+    def run(self, order: CoordinatorOrder, context: ForkContext | ForkServerContext, patience_s: float) -> RunOutcome:
+        """One coordinator, from its start until it and all of its workers are gone.
+
+        `patience_s`: how long it is waited for, once it is to stop, before it has its checkpoints.
+        """
         with ExitStack() as until_then:
             try:
                 process, ours, lifeline = _started(order, context, until_then)
@@ -151,7 +158,7 @@ class CoordinatorProcess:
             if self.stopping.is_set():
                 self.stop()
             try:
-                return self._outcome(ours, process, order)
+                return self._outcome(ours, process, order, time.monotonic() + patience_s)
             finally:
                 self._coordinator = None
                 assert process.pid is not None
@@ -166,17 +173,19 @@ class CoordinatorProcess:
         coordinator: Connection,
         process: Any,  # noqa: ANN401 - of multiprocessing's context
         order: CoordinatorOrder,
+        patient_until_s: float,
     ) -> RunOutcome:
         """What the coordinator says last. Before it states which run it is of, and each failure of its workers.
 
-        One that is to stop before it has its checkpoints is not waited for: it may wait for their store, and has done nothing.
+        One that is to stop before it has its checkpoints is not waited for after `patient_until_s`: it may wait for their
+        store, and has done nothing.
         """
         has_checkpoints = False
         with suppress(EOFError, OSError):  # it died before it could tell
             while (ready := wait([coordinator, process.sentinel], LOOK_S)) != [process.sentinel] or coordinator.poll():
                 self._watch()
                 if not ready:
-                    if self.stopping.is_set() and not has_checkpoints:
+                    if self.stopping.is_set() and not has_checkpoints and time.monotonic() > patient_until_s:
                         return _stopped_at_start(order)
                     continue
                 match coordinator.recv():

@@ -484,6 +484,26 @@ def test_a_source_of_stages_that_had_an_end_and_has_none_now_is_refused():
     assert selected(MemorySource(log_of(a="1"), bounded=True), ended) == ended
 
 
+def test_a_log_that_had_an_end_continues_without_it_and_the_other_way_round():
+    """`headrace run` ended at once, with status 0, or never."""
+    log = log_of(a="12", b="3")
+    ends, goes_on = MemorySource(log, bounded=True), MemorySource(log)
+    with run_of(ends) as run:
+        assert read(run) == "123"
+        ended = run.checkpoint()
+    log.append("a", "4")
+    with run_of(goes_on, checkpoint=ended) as run:
+        assert read(run) == "4"
+        assert not run.finished
+        under_way = run.checkpoint()
+    log.append("b", "5")
+    with run_of(ends, checkpoint=under_way) as run:
+        assert read(run) == "5"
+        assert run.finished
+    with run_of(ends, checkpoint=ended) as run:  # which has the stops that it had
+        assert (read(run), run.finished) == ("", True)
+
+
 def test_a_run_is_not_pickled():
     """Its threads change what would be pickled: there was an error of whatever kind, now and then."""
     with run_of(MemorySource(log_of(a="x"))) as run, pytest.raises(TypeError, match="pickle the source, or what checkpoint"):

@@ -15,10 +15,11 @@ import pytest
 
 from headrace.kafka import At, KafkaSink, KafkaSource, Latest
 from headrace.run import Pipeline
+from headrace.runners.local.rescale import request_rescale
 from headrace.testing import FakeKafka
 from headrace.testing.fake_kafka import NewRecord, Refuse
 from tests.helpers.python_path import python_path
-from tests.unit.local.test_processes import COMMAND, Run, produce, seen
+from tests.unit.local.test_processes import COMMAND, Run, living, produce, seen
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -77,6 +78,21 @@ def test_a_stop_takes_its_checkpoint_at_once_whatever_the_minimum_pause(kafka, t
     produce(kafka, 30, 3)
     run.stop()
     assert not run.log.read_text().count("failed")
+
+
+def test_a_stop_while_a_rescale_starts_its_workers_takes_its_checkpoint(kafka, tmp_path):
+    """A job that is imported for more than a second is waited for, as it has run before."""
+    slow = "import pathlib, time; again = pathlib.Path(__file__).with_name('again'); time.sleep(3 if again.exists() else 0)"
+    with Run(kafka, tmp_path, "--savepoints", str(tmp_path / "s"), workers=1, job=job(kafka, slow, stop="None")) as run:
+        run.wait(lambda: seen(kafka) == Counter(range(30)), "the first checkpoint")
+        first = run.group(1)[0]
+        (tmp_path / "again").touch()
+        request_rescale(tmp_path / "checkpoints", 2)
+        run.wait(lambda: first not in living(), "the end of the coordinator before")
+        run.process.terminate()
+        status, log = ended(run)
+    assert (status, log.count("failed")) == (0, 0)
+    assert list((tmp_path / "s").iterdir())
 
 
 @pytest.mark.parametrize("place", ["file", "file/in"])
