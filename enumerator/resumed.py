@@ -194,5 +194,5 @@ def selected(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoin
     if left_out:
         source.on_splits_missing(left_out)
         positions = replace(positions, splits=tuple(state for state in positions.splits if source.selects(state.split)))
-    is_plain_log = isinstance(source, LogSource) and positions.cursor is None and positions.stage is None
-    return _continued(source, positions) if is_plain_log and positions.exhausted != is_bounded else positions
+    has_other_end = positions.cursor is None and positions.stage is None and positions.exhausted != is_bounded
+    return _continued(source, positions) if has_other_end and isinstance(source, LogSource) else positions

@@ -43,7 +43,7 @@ _KINDS: Mapping[str, type[HeadraceError]] = {
 }
 
 LOOK_S = 1.0
-PATIENCE_S = 60.0
+START_S = 60.0
 """With a coordinator that continues after one that has ended well, as for a rescale: it has its checkpoints soon."""
 
 
@@ -81,11 +81,11 @@ def _supervise(
     order = CoordinatorOrder(job, settings, version("headrace"), time.time(), _asked_before(settings.folder), restarts)
     coordinator = CoordinatorProcess(restarts, watch)
     with _stopped_by_signals(coordinator):
-        patience_s = 0.0
+        start_s = 0.0
         while True:
             order = replace(order, restarts=coordinator.restarts, run=coordinator.run_name, restarted=coordinator.restarted)
-            outcome = coordinator.run(order, context, patience_s)
-            patience_s = 0.0 if outcome.workers is None else PATIENCE_S
+            outcome = coordinator.run(order, context, start_s)
+            start_s = 0.0 if outcome.workers is None else START_S
             if outcome.workers is not None:
                 settings = replace(order.settings, workers=outcome.workers)
                 order = replace(order, settings=settings, replanned=outcome.replanned)
@@ -144,10 +144,10 @@ class CoordinatorProcess:
             self._watch()
         return self.stopping.is_set()
 
-    def run(self, order: CoordinatorOrder, context: ForkContext | ForkServerContext, patience_s: float) -> RunOutcome:
+    def run(self, order: CoordinatorOrder, context: ForkContext | ForkServerContext, start_s: float) -> RunOutcome:
         """One coordinator, from its start until it and all of its workers are gone.
 
-        `patience_s`: how long it is waited for, once it is to stop, before it has its checkpoints.
+        `start_s`: how long it is waited for, once it is to stop, before it has its checkpoints.
         """
         with ExitStack() as until_then:
             try:
@@ -158,7 +158,7 @@ class CoordinatorProcess:
             if self.stopping.is_set():
                 self.stop()
             try:
-                return self._outcome(ours, process, order, time.monotonic() + patience_s)
+                return self._outcome(ours, process, order, time.monotonic() + start_s)
             finally:
                 self._coordinator = None
                 assert process.pid is not None
@@ -173,11 +173,11 @@ class CoordinatorProcess:
         coordinator: Connection,
         process: Any,  # noqa: ANN401 - of multiprocessing's context
         order: CoordinatorOrder,
-        patient_until_s: float,
+        until_s: float,
     ) -> RunOutcome:
         """What the coordinator says last. Before it states which run it is of, and each failure of its workers.
 
-        One that is to stop before it has its checkpoints is not waited for after `patient_until_s`: it may wait for their
+        One that is to stop before it has its checkpoints is not waited for after `until_s`: it may wait for their
         store, and has done nothing.
         """
         has_checkpoints = False
@@ -185,7 +185,7 @@ class CoordinatorProcess:
             while (ready := wait([coordinator, process.sentinel], LOOK_S)) != [process.sentinel] or coordinator.poll():
                 self._watch()
                 if not ready:
-                    if self.stopping.is_set() and not has_checkpoints and time.monotonic() > patient_until_s:
+                    if self.stopping.is_set() and not has_checkpoints and time.monotonic() > until_s:
                         return _stopped_at_start(order)
                     continue
                 match coordinator.recv():

@@ -65,7 +65,7 @@ class StatusFile:
         return True
 
     def _is_own(self) -> bool:
-        """Whether no other living process has locked the file beside it, which this one has from now on."""
+        """Whether no other living process has locked the status's lock file, which this one has from now on."""
         if self._is_locked:
             return True
         try:
