@@ -22,6 +22,7 @@ from headrace.enumerator.source import (
     DiscoveryResult,
     IncrementalDiscovery,
     JsonObject,
+    LogSource,
     Source,
     SourceReader,
     SplitBatch,
@@ -207,8 +208,15 @@ class HybridSource(StagedSource[HybridSplit]):
         return HybridReader(self)
 
     def selects(self, split: HybridSplit) -> bool:
-        """As the stage's source."""
-        return self.source_of(split.stage, split.end).selects(split.split)
+        """As the stage's source. Raises StateError for a log's split without a stop where the source has one now."""
+        source, inner = self.source_of(split.stage, split.end), split.split
+        is_endless = isinstance(source, LogSource) and inner.stop_offset is None
+        if is_endless and source.boundedness is Boundedness.BOUNDED:
+            raise StateError(
+                f"the checkpoint is of a job whose source {source.name!r} had no end, and now it has one, which is not "
+                "looked for. Leave its stop out, or start without this checkpoint"
+            )
+        return source.selects(inner)
 
     def on_splits_missing(self, splits: Sequence[HybridSplit]) -> None:
         """As the stages' sources."""

@@ -257,6 +257,8 @@ class _Coordination:
             enumerator: Any = create_enumerator(assignment, **common)  # type: ignore[arg-type]
         else:
             positions = selected(source, restored.positions)
+            if positions.exhausted and all(state.finished for state in positions.splits):
+                log.warning("the run has ended with checkpoint %d, so that nothing is read", restored.positions.checkpoint_id)
             enumerator = restore_enumerator(assignment, positions, **common)  # type: ignore[arg-type]
         assert isinstance(enumerator, BalancedPieces)
         return RunCore(

@@ -105,6 +105,16 @@ def test_a_restored_run_behind_the_switch_discovers_nothing_initially(monkeypatc
         assert read(run) == "5"
 
 
+def test_a_last_source_that_had_no_end_and_has_one_now_is_refused():
+    """It would not come to it: its splits have no stop."""
+    files, log = pieces(log_of(a="12")), log_of(c="34")
+    with run_of(Hybrid(files, then=MemorySource(log))) as run:
+        assert read(run) == "1234"
+        data = checkpointed(run)
+    with pytest.raises(StateError, match="had no end, and now it has one"):
+        run_of(Hybrid(files, then=bounded(log)), data)
+
+
 def made(log: MemoryLog, end: SourceEnd) -> MemorySource:
     return MemorySource(log)
 
@@ -204,7 +214,8 @@ class Asked(MemorySource):
 def test_each_source_is_asked_of_its_own_splits():
     first, second = Asked(MemoryLog()), Asked(MemoryLog())
     source = Hybrid(first, then=lambda _: second, boundedness=Boundedness.BOUNDED)
-    splits = [HybridSplit(1, {}, split("a")), HybridSplit(0, None, split("b")), HybridSplit(1, {}, split("c"))]
+    places = [(1, {}, "a"), (0, None, "b"), (1, {}, "c")]
+    splits = [HybridSplit(number, end, split(name, 0, 1)) for number, end, name in places]
     assert source.confirm_deleted(splits) == {"1:a"}
     for ask in (source.on_splits_missing, source.check_readable, source.splits_finished, source.checkpoint_completed):
         ask(splits)
