@@ -1,9 +1,13 @@
-"""The names of a table's columns by their numbers, which stay: one whose number has another name was renamed."""
+"""The names of a table's columns by their numbers, which stay: one whose number has another name was renamed.
+
+A name that has another number is of a column that was created again: it is null in all old rows, and a copy has old values.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
@@ -11,7 +15,8 @@ from headrace.enumerator.envelope import checksum, stored_number, stored_text
 from headrace.enumerator.errors import UsageError
 
 Names = tuple[str | None, ...]
-"""Of the columns that are read, by their numbers from 1 on (attnum). None: dropped, or not read."""
+"""Of the columns that are read, by their numbers from 1 on (attnum). None: dropped, or not read. In a checkpoint, dropped ones
+keep theirs."""
 
 
 class NamesSum(NamedTuple):
@@ -26,28 +31,50 @@ class NamesSum(NamedTuple):
         return cls(len(names), names.count(None), checksum(json.dumps(names)))
 
     def may_be_of(self, names: Names) -> bool:
-        """Whether no column is known to be renamed. Added ones do not matter; where one was dropped, nothing is known."""
-        now = NamesSum.of(names[: self.last])
-        return now[:2] != self[:2] or now == self
+        """Whether no column is renamed or created again. Where several were dropped, one that was added may be one of them."""
+        before, added = names[: self.last], names[self.last :]
+        now = NamesSum.of(before)
+        gone = now.unnamed - self.unnamed
+        if now.last < self.last or gone < 0:
+            return True
+        if gone == 1:
+            places = [place for place, name in enumerate(before) if name is None]
+            back = ((*before[:place], name, *before[place + 1 :]) for place in places for name in added)
+            return all(NamesSum.of(each) != self for each in back)
+        return not added if gone else now == self
 
 
 def check_sum(table: str, known: NamesSum | None, now: Names) -> None:
-    """Raise UsageError where a column was renamed. `known`: None in checkpoints of headrace before it was kept."""
+    """Raise UsageError where a column was renamed, or may have been created again.
+
+    `known`: None in checkpoints of headrace before it was kept.
+    """
     if known is not None and not known.may_be_of(now):
-        raise UsageError(f"{_renamed(table)} since its snapshot started: rename it back, or {NEW_SNAPSHOT}")
-
-
-def check_names(table: str, known: Names, now: Names) -> None:
-    """Raise UsageError where a number has another name. `known`: empty where it was not kept."""
-    both = zip(known, now, strict=False)
-    if renamed := ", ".join(f"{old} is {new} now" for old, new in both if None not in (old, new) and old != new):
         raise UsageError(
-            f"{_renamed(table)} ({renamed}), and what was read has its old name: rename it back, or {NEW_SNAPSHOT}"
+            f"a column of {table} was renamed, or dropped and created again, since its snapshot started: undo a renaming, or "
+            f"{NEW_SNAPSHOT}"
         )
 
 
-def _renamed(table: str) -> str:
-    return f"a column of {table} was renamed"
+def check_names(table: str, known: Names, now: Names) -> None:
+    """Raise UsageError where a number has another name, or a name another number. `known`: empty where it was not kept."""
+    both = zip(known, now, strict=False)
+    if renamed := ", ".join(f"{old} is {new} now" for old, new in both if None not in (old, new) and old != new):
+        raise UsageError(
+            f"a column of {table} was renamed ({renamed}), and what was read has its old name: rename it back, or "
+            f"{NEW_SNAPSHOT}"
+        )
+    numbers = {name: number for number, name in enumerate(known) if name is not None}
+    if again := ", ".join(name for number, name in enumerate(now) if name is not None and numbers.get(name, number) != number):
+        raise UsageError(
+            f"a column of {table} was dropped and created again ({again}), and what was read has its old values, which the log "
+            f"does not clear: rename the new one, or {NEW_SNAPSHOT}"
+        )
+
+
+def with_dropped(known: Names, now: Names) -> Names:
+    """The names of now, and the last ones of columns that are gone, in case these are created again."""
+    return tuple(new if new is not None else old for old, new in zip_longest(known, now))
 
 
 def read_sum(data: Any) -> NamesSum | None:  # noqa: ANN401 - JSON

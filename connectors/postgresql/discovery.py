@@ -10,7 +10,7 @@ from typing import Protocol
 import psycopg
 
 from headrace.connectors.postgresql import catalog
-from headrace.connectors.postgresql.columns import NamesSum, check_sum, read_sum
+from headrace.connectors.postgresql.columns import NamesSum, check_names, check_sum, read_sum
 from headrace.connectors.postgresql.connection import connect, translated
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.snapshot import Followed, chunk_key, lower_bounds
@@ -212,7 +212,8 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
     def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
         """Raises DataLossError for a table that was out of the publication: nothing later lets the job have its changes.
 
-        And for an operation that was. UsageError if the changes until now were those of another publication.
+        And for an operation that was. UsageError if the changes until now were those of another publication, or for a column
+        that was renamed or created again: of the last one the log does not say so.
         """
         source = self._source
         _ = source.followed  # what a new split has is from before what is read here
@@ -235,6 +236,7 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
             oid, table = each.table.oid, each.table.full_name
             if not split.has_rows_of(oid):
                 continue
+            check_names(table, each.table.names, catalog.read_names(connection, oid))
             if oid not in published:
                 self._left.add(oid)
                 continue

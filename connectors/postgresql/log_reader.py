@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.postgresql.added import AddedTables, partly_read
-from headrace.connectors.postgresql.columns import check_names
+from headrace.connectors.postgresql.columns import Names, check_names, with_dropped
 from headrace.connectors.postgresql.connection import connect, translated
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.pgoutput import Decoded, Decoder, LoggedChanges, LoggedRelation
@@ -78,9 +78,7 @@ class LogReader:
         self._log = LogConnection(place.url, place.slot, [place.publication])
         self._transaction_bytes, self._is_exact = transaction_bytes, seam == "exact"
         self._rows, self._added = rows, added
-        check_tables(rows, split)
-        columns = tuple((oid, each.table.names) for oid, each in rows.tables.items())
-        split = replace(split, columns=columns)
+        split = replace(split, columns=tuple(check_tables(rows, split).items()))
         if added is not None:
             split = added.taken_over(split)
         self._end = self._durable = 0
@@ -280,11 +278,13 @@ class LogReader:
             return self._orders[table].chunks(keys)
 
 
-def check_tables(rows: OneTableRows, split: LogSplit) -> None:
-    """Raise DataLossError for a table that was created again, UsageError for one that was named otherwise when it was read.
+def check_tables(rows: OneTableRows, split: LogSplit) -> dict[int, Names]:
+    """The names of columns to keep, by the tables' oids.
 
-    The seam is by names. UsageError also for a table of which a column was.
+    Raises DataLossError for a table that was created again, UsageError for one that was named otherwise when it was read: the
+    seam is by names. UsageError also for a table of which a column was, or was created again.
     """
+    names = {}
     read, seam = dict(split.tables or ()), dict(split.seam.tables if split.seam else ())
     old_names = {oid: name for name, oid in read.items()}
     columns = dict(split.columns)
@@ -299,7 +299,12 @@ def check_tables(rows: OneTableRows, split: LogSplit) -> None:
                 f"read then: undo that until the job has read them, or {NEW_SNAPSHOT}"
             )
         if split.has_rows_of(oid) or partly_read(split, name) is not None:
-            check_names(name, columns.get(oid, ()), each.table.names)
+            known = columns.get(oid, ())
+            check_names(name, known, each.table.names)
+            names[oid] = with_dropped(known, each.table.names)
+        else:
+            names[oid] = each.table.names
+    return names
 
 
 def count_of(decoded: Decoded) -> int:

@@ -93,7 +93,7 @@ class LogSplit:
     `skip`: how many changes after it were read already: of a transaction that was too large for one batch. `seam`: None where
     no change can be in a chunk. `tables`: those whose rows are read, with their oids; None where no rows are wanted.
     `published_by`: of tables, by their oids, as of `PublishedTable`: the log has their changes while one of these stays.
-    `columns`: names of columns as a reader last had them, by the tables' oids; none where an older headrace read them.
+    `columns`: names of columns as readers last had them, by the tables' oids; none where an older headrace read them.
     `options`: of the publication as the last start found it; None where an older headrace read it.
     """
 

@@ -684,12 +684,19 @@ SWAPPED = (
     "ALTER TABLE public.orders RENAME x TO more",
 )
 RENAMED = ("ALTER TABLE public.orders RENAME value TO other",)
+AGAIN = ("ALTER TABLE public.orders DROP value", "ALTER TABLE public.orders ADD value text")
+LAST_AGAIN = ("ALTER TABLE public.orders DROP more", "ALTER TABLE public.orders ADD more text")
 
 
-@pytest.mark.parametrize("altered", [SWAPPED, RENAMED], ids=["swapped", "renamed"])
+@pytest.mark.parametrize("altered", [SWAPPED, RENAMED, AGAIN, LAST_AGAIN], ids=["swapped", "renamed", "again", "last again"])
 @pytest.mark.parametrize("where", ["in the chunks", "behind the chunks", "in the log", "rows alone", "log alone", "one stage"])
-def test_a_column_that_was_renamed_before_a_restart_is_refused(url: str, where: str, altered: Sequence[str]) -> None:
-    """It was read on by its new name: of two that had swapped theirs, rows had each other's values."""
+def test_a_column_that_was_renamed_or_created_again_before_a_restart_is_refused(
+    url: str, where: str, altered: Sequence[str]
+) -> None:
+    """It was read on by its new name: of two that had swapped theirs, rows had each other's values.
+
+    Of one that was created again a copy kept the old values.
+    """
     psql(url, "ALTER TABLE public.orders ADD more text DEFAULT 'more'")
     kinds: dict[str, Snapshot] = {"rows alone": "only", "log alone": "never"}
 
@@ -708,7 +715,7 @@ def test_a_column_that_was_renamed_before_a_restart_is_refused(url: str, where: 
     psql(url, *altered, "UPDATE public.orders SET part = 'p9' WHERE id = 1")
     for _ in range(2):
         with (
-            pytest.raises(UsageError, match=r"a column of public.orders was renamed .*take a new snapshot"),
+            pytest.raises(UsageError, match=r"a column of public.orders was (renamed|dropped and created again).*take a new"),
             EmbeddedRun(source(), clock=time.monotonic, checkpoint=state) as run,
         ):
             read_some(run, 1)
@@ -731,12 +738,39 @@ def test_columns_that_were_added_or_dropped_before_a_restart_are_read(url: str, 
     psql(
         url,
         "ALTER TABLE public.orders DROP more",
-        "ALTER TABLE public.orders ADD last text, ADD more text DEFAULT 'new'",
+        "ALTER TABLE public.orders ADD last text DEFAULT 'new'",
         "UPDATE public.orders SET value = 'x' WHERE id = 2999",
     )
     with EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
         found = read_some(run, 1 if in_log else 3000)
-    assert [(row["value"], row["last"], row["more"]) for row in found if row["id"] == 2999] == [("x", None, "new")]
+    assert [(row["value"], row["last"], "more" in row) for row in found if row["id"] == 2999] == [("x", "new", False)]
+
+
+def test_the_last_column_that_is_created_again_ends_a_running_job(url: str) -> None:
+    """Its place is the same, so that its changes look as before."""
+    now = [0.0]
+    psql(url, "ALTER TABLE public.orders ADD more text DEFAULT 'more'")
+    with EmbeddedRun(source_of(url), clock=lambda: now[0], discovery_interval_s=1.0) as run:
+        state_of_log(run)
+        psql(url, *LAST_AGAIN, "UPDATE public.orders SET value = 'x' WHERE id = 1")
+        now[0] = 2.0
+        with pytest.raises(UsageError, match=r"dropped and created again \(more\)"):
+            read_some(run, 3001)
+
+
+def test_a_column_that_is_created_again_some_starts_after_it_was_dropped_is_refused(url: str) -> None:
+    psql(url, "ALTER TABLE public.orders ADD more text DEFAULT 'more'")
+    with EmbeddedRun(source_of(url), clock=time.monotonic) as run:
+        state = state_of_log(run)
+    psql(url, "ALTER TABLE public.orders DROP more", "UPDATE public.orders SET value = 'x' WHERE id = 1")
+    for _ in range(2):
+        with EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
+            read_some(run, 1)
+            psql(url, "UPDATE public.orders SET value = 'x' WHERE id = 1")
+            state = run.checkpoint()
+    psql(url, "ALTER TABLE public.orders ADD more text")
+    with pytest.raises(UsageError, match=r"dropped and created again \(more\)"):
+        EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state)
 
 
 def test_a_column_that_was_added_is_known_from_then_on_and_a_checkpoint_without_names_is_read(url: str) -> None:

@@ -1,8 +1,8 @@
-"""Columns that were renamed are found by their numbers."""
+"""Columns that were renamed or created again are found by their numbers."""
 
 import pytest
 
-from headrace.connectors.postgresql.columns import Names, NamesSum, check_names, check_sum
+from headrace.connectors.postgresql.columns import Names, NamesSum, check_names, check_sum, with_dropped
 from headrace.errors import UsageError
 
 KNOWN: Names = ("id", None, "a", "b")
@@ -13,18 +13,42 @@ RENAMED: list[Names] = [("id", None, "a", "c"), ("id", None, "b", "a"), ("id", N
 def test_a_column_whose_number_has_another_name_was_renamed(now: Names) -> None:
     with pytest.raises(UsageError, match=r"a column of public.t was renamed \(.*\bb is [ac] now.*take a new snapshot"):
         check_names("public.t", KNOWN, now)
-    with pytest.raises(UsageError, match=r"a column of public.t was renamed since its snapshot started: .*take a new snapshot"):
+    with pytest.raises(
+        UsageError, match=r"a column of public.t was renamed, or .* since its snapshot started: .*take a new snapshot"
+    ):
         check_sum("public.t", NamesSum.of(KNOWN), now)
 
 
 @pytest.mark.parametrize(
     "now",
-    [KNOWN, (*KNOWN, "c"), ("id", None, None, "b"), ("id", None, "a"), ("id", None, None, "b", "a"), ("id", "other", "a", "b")],
-    ids=["same", "added", "dropped", "last one dropped", "dropped and added again", "published"],
+    [KNOWN, (*KNOWN, "c"), ("id", None, None, "b"), ("id", None, "a"), ("id", None, None, "b", "c"), ("id", "other", "a", "b")],
+    ids=["same", "added", "dropped", "last one dropped", "one dropped and one added", "published"],
 )
 def test_other_changes_of_a_tables_columns_rename_none(now: Names) -> None:
     check_names("public.t", KNOWN, now)
     check_sum("public.t", NamesSum.of(KNOWN), now)
+
+
+@pytest.mark.parametrize("now", [("id", None, None, "b", "a"), ("id", None, "a", None, "c", "b")], ids=["in between", "last"])
+def test_a_column_that_was_dropped_and_created_again_is_refused(now: Names) -> None:
+    """It is null in rows of before, and the log has no changes of them."""
+    with pytest.raises(UsageError, match=r"column of public.t was dropped and created again \([ab]\).*take a new snapshot"):
+        check_names("public.t", KNOWN, now)
+    with pytest.raises(UsageError, match=r"renamed, or dropped and created again, since .*take a new snapshot"):
+        check_sum("public.t", NamesSum.of(KNOWN), now)
+
+
+def test_of_several_that_were_dropped_in_a_snapshot_one_that_was_added_may_be_one() -> None:
+    check_sum("public.t", NamesSum.of(KNOWN), ("id", None, None, None))
+    with pytest.raises(UsageError, match="dropped and created again"):
+        check_sum("public.t", NamesSum.of(KNOWN), ("id", None, None, None, "a"))
+
+
+def test_the_name_of_a_dropped_column_is_kept() -> None:
+    kept = with_dropped(KNOWN, ("id", None, None, "b", "c"))
+    assert kept == ("id", None, "a", "b", "c")
+    with pytest.raises(UsageError, match=r"created again \(a\)"):
+        check_names("public.t", kept, ("id", None, None, "b", "c", "a"))
 
 
 def test_where_no_names_were_kept_nothing_is_refused() -> None:
