@@ -124,6 +124,18 @@ class Outputs:
         sink = self.sinks[name]
         return isinstance(sink, ImmediateSink), not isinstance(sink, SingleCommit), name
 
+    def check_locks(self) -> None:
+        """Raise UsageError for two outputs of which each locks out the other one, for which its worker would wait for ever."""
+        output_of: dict[str, str] = {}
+        for name in self.names:
+            locked = self.sinks[name].locks
+            if locked is not None and (other := output_of.setdefault(locked, name)) != name:
+                raise UsageError(
+                    f"the outputs {other!r} and {name!r} both write to {locked}, where a transaction waits until no other one "
+                    "is open, so that a worker would wait for itself: write to two files, or run a pipeline for each output, "
+                    f"pipeline.only({name!r})"
+                )
+
     @property
     def is_exactly_once(self) -> bool:
         """Whether no sink keeps what failed attempts have written."""

@@ -243,6 +243,14 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
         """The columns by which a row takes the place of an earlier one. Default: none, as all rows are kept."""
         return ()
 
+    @property
+    def locks(self) -> str | None:
+        """What a transaction locks as a whole from its first row on, by one name: outputs of a pipeline do not share it.
+
+        Default: None, as several can write at a time.
+        """
+        return None
+
     def recorded_epochs(self) -> Mapping[str, int]:
         """The numbers of the epochs in `recorded`."""
         return {job: found.epoch for job, found in self.recorded().items()}

@@ -58,6 +58,11 @@ _SQLITE: dict[int, _Kind] = {
 _PRIMARY = 0xFF
 
 POOLED = "as the address leads to a pooler in transaction mode: give that of the server, or of a pool in session mode"
+_LOCKED = (
+    ". If another output of the pipeline holds the lock, as by a foreign key between their tables, that never passes: drop "
+    "that key, or run a pipeline for each output"
+)
+_WAITED = (1205, "55P03")
 _OF_SESSIONS = ("26000", "42P05")  # of prepared statements: one that there is not, or that there is
 
 # What a driver itself refuses has no code.
@@ -95,7 +100,8 @@ def translated(engine: Engine, doing: str) -> Iterator[None]:
         text = text_of(error)
         if engine.url.password:
             text = text.replace(str(engine.url.password), "***")
-        why = f", {POOLED}" if code_of(error) in _OF_SESSIONS else ""
+        code = code_of(error)
+        why = f", {POOLED}" if code in _OF_SESSIONS else _LOCKED if code in _WAITED else ""
         raise _kind_of(error)(f"{doing}: {text}{why}") from error
 
 

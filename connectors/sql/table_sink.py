@@ -20,7 +20,7 @@ from headrace.connectors.sql.errors import translated
 from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer
 from headrace.connectors.sql.rows import end_session
 from headrace.connectors.sql.table import Table, check_durable, check_visible, fields_of, read_table, split_name
-from headrace.connectors.sql.url import driver_engine, product_of, shown, task_engine
+from headrace.connectors.sql.url import driver_engine, file_of, product_of, shown, task_engine
 from headrace.enumerator.errors import ProtocolViolationError
 
 
@@ -60,6 +60,11 @@ class TableSink(TwoPhaseSink[SqlHandle]):
     def handles(self) -> HandleSerializer[SqlHandle]:
         """JSON objects of name and number of rows."""
         return SqlHandleSerializer()
+
+    @property
+    def locks(self) -> str | None:
+        """The file, of SQLite."""
+        return file_of(self.url)
 
     def recorded(self) -> Mapping[str, RecordedEpoch]:
         """Of all jobs that write to this table. Raises UsageError when there is none."""

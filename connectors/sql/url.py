@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from enum import Enum
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import URL, Dialect, Engine, make_url
@@ -96,6 +98,15 @@ def malformed() -> UsageError:
 def product_of(url: str) -> Product:
     """Which database this is the address of. Raises UsageError for one that cannot be used; does no I/O."""
     return _parse(url)[1]
+
+
+def file_of(url: str) -> str | None:
+    """The file of SQLite's database, the same for every spelling of its path; None for a server's."""
+    parsed, product = _parse(url)
+    if product is not Product.SQLITE:
+        return None
+    path = str(parsed.database)
+    return os.path.realpath(unquote(urlsplit(path).path) if path.startswith("file:") else path)
 
 
 def shown(url: str) -> str:

@@ -150,6 +150,7 @@ def _failure(error: Exception) -> RunOutcome:
 
 def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, worker_processes: WorkerProcesses) -> RunOutcome:
     pipeline = order.pipeline.load()
+    pipeline.outputs.check_locks()
     log.debug("the pipeline is loaded")
     positions = CheckpointSerializer(pipeline.source.name, pipeline.source.split_serializer)
     serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)

@@ -16,6 +16,7 @@ from headrace.connectors.base.outputs import DEFAULT_OUTPUT, OutputHandle, Outpu
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.enumerator.ledger import SplitState
+from headrace.files import FileSource
 from headrace.kafka import DeadLetters
 from headrace.run import Pipeline
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpoint, RunCheckpointSerializer
@@ -24,6 +25,7 @@ from headrace.runners.local.commit.state import first_attempt
 from headrace.runners.local.commit.strategy import EPOCH_BITS
 from headrace.runners.local.events import WorkerHandle
 from headrace.sinks import FunctionSink
+from headrace.sql import SqlSink, UpsertSink
 from headrace.testing import MemoryHandle, MemoryLog, MemorySink, MemorySource, MemorySplit, MemoryTransactionLog
 from headrace.testing.memory import MemorySplitSerializer
 from headrace.testing.memory_sink import MemoryHandleSerializer, State
@@ -263,3 +265,33 @@ class TestOneDecision:
         assert stored.by_output == {"bad": (0, stored.epoch), "good": (0, stored.epoch)}
         assert set(MemorySink(log).recorded_epochs().values()) == {stored.epoch}
         store.close()
+
+
+class TestOneFile:
+    """A transaction in SQLite locks its whole file, and a worker with two of them waited for itself, without end."""
+
+    @pytest.mark.parametrize(
+        "other", ["{0}/s.db", "{0}/../{1}/s.db", "{0}/link.db", "file:{0}/s.db?uri=true", "file:{0}/%73.db?mode=rw&uri=true"]
+    )
+    def test_two_outputs_into_it_are_refused_by_any_spelling(self, tmp_path, other):
+        (tmp_path / "link.db").symlink_to(tmp_path / "s.db")
+        urls = {"good": f"sqlite:///{tmp_path}/s.db", "bad": f"sqlite:///{other.format(tmp_path, tmp_path.name)}"}
+        with pytest.raises(UsageError, match=r"outputs 'bad' and 'good' both write to .*/s.db, .*run a pipeline for each"):
+            Outputs({name: UpsertSink(url, name, key=("value",)) for name, url in urls.items()}).check_locks()
+
+    def test_the_run_ends_at_its_start(self, tmp_path):
+        into = {name: UpsertSink(f"sqlite:///{tmp_path}/s.db", name, key=("value",)) for name in ("good", "bad")}
+        with pytest.raises(UsageError, match=r"outputs 'bad' and 'good' both write to"):
+            Pipeline(FileSource(str(tmp_path)), into, by_length).run(checkpoints=str(tmp_path / "run"))
+
+    def test_other_files_and_servers_are_not(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        url = "postgresql://127.0.0.1:1/d"
+        into = {"a": UpsertSink("sqlite:///s.db", "t", ("k",)), "b": UpsertSink("sqlite:///t.db", "t", ("k",))}
+        Outputs({**into, "c": SqlSink(url, "t"), "d": SqlSink(url, "t"), "e": MemorySink(MemoryTransactionLog())}).check_locks()
+        with pytest.raises(UsageError, match="both write to"):
+            Outputs({**into, "c": UpsertSink(f"sqlite:///{tmp_path}/s.db", "t", ("k",))}).check_locks()
+
+
+def by_length(batch):
+    return {"good": batch, "bad": batch}

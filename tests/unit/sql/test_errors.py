@@ -59,6 +59,17 @@ def test_sqlstates_of_postgresql(states, kind):
         assert kind_of("postgresql", error) is kind, state
 
 
+def test_where_a_wait_for_a_lock_ends_another_output_is_named_as_the_cause_that_there_may_be():
+    waited = pymysql.err.OperationalError(1205, "Lock wait timeout exceeded")
+    with (
+        pytest.raises(
+            RetriableError, match=r"exceeded \(error 1205\)\. If another output of the pipeline holds the lock, .*drop"
+        ),
+        translated(sa.create_engine(URLS["mariadb"]), "doing it"),
+    ):
+        raise waited
+
+
 @pytest.mark.parametrize(
     ("numbers", "kind"),
     [
