@@ -81,11 +81,10 @@ def _supervise(
     order = CoordinatorOrder(job, settings, version("headrace"), time.time(), _asked_before(settings.folder), restarts)
     coordinator = CoordinatorProcess(restarts, watch)
     with _stopped_by_signals(coordinator):
-        start_s = 0.0
         while True:
             order = replace(order, restarts=coordinator.restarts, run=coordinator.run_name, restarted=coordinator.restarted)
-            outcome = coordinator.run(order, context, start_s)
-            start_s = 0.0 if outcome.workers is None else START_S
+            outcome = coordinator.run(order, context)
+            coordinator.start_s = 0.0 if outcome.workers is None else START_S
             if outcome.workers is not None:
                 settings = replace(order.settings, workers=outcome.workers)
                 order = replace(order, settings=settings, replanned=outcome.replanned)
@@ -118,7 +117,8 @@ class CoordinatorProcess:
     """The coordinator of now, if there is one. `stop` may be called by a signal handler.
 
     `restarts`: all failures so far, of coordinators and of their workers. `run_name`: None until a coordinator has reported it.
-    `restarted`: how many coordinators have failed.
+    `restarted`: how many coordinators have failed. `start_s`: how long the next one is waited for, once it is to stop, before
+    it has its checkpoints.
     """
 
     def __init__(self, restarts: Restarts, watch: Callable[[], None]) -> None:
@@ -127,6 +127,7 @@ class CoordinatorProcess:
         self._watch = watch
         self.run_name: str | None = None
         self.restarted = 0
+        self.start_s = 0.0
         self.stopping = threading.Event()
         self._coordinator: Connection | None = None
 
@@ -144,11 +145,8 @@ class CoordinatorProcess:
             self._watch()
         return self.stopping.is_set()
 
-    def run(self, order: CoordinatorOrder, context: ForkContext | ForkServerContext, start_s: float) -> RunOutcome:
-        """One coordinator, from its start until it and all of its workers are gone.
-
-        `start_s`: how long it is waited for, once it is to stop, before it has its checkpoints.
-        """
+    def run(self, order: CoordinatorOrder, context: ForkContext | ForkServerContext) -> RunOutcome:
+        """One coordinator, from its start until it and all of its workers are gone."""
         with ExitStack() as until_then:
             try:
                 process, ours, lifeline = _started(order, context, until_then)
@@ -158,7 +156,7 @@ class CoordinatorProcess:
             if self.stopping.is_set():
                 self.stop()
             try:
-                return self._outcome(ours, process, order, time.monotonic() + start_s)
+                return self._outcome(ours, process, order)
             finally:
                 self._coordinator = None
                 assert process.pid is not None
@@ -173,14 +171,13 @@ class CoordinatorProcess:
         coordinator: Connection,
         process: Any,  # noqa: ANN401 - of multiprocessing's context
         order: CoordinatorOrder,
-        until_s: float,
     ) -> RunOutcome:
         """What the coordinator says last. Before it states which run it is of, and each failure of its workers.
 
-        One that is to stop before it has its checkpoints is not waited for after `until_s`: it may wait for their
+        One that is to stop before it has its checkpoints is not waited for after `start_s`: it may wait for their
         store, and has done nothing.
         """
-        has_checkpoints = False
+        has_checkpoints, until_s = False, time.monotonic() + self.start_s
         with suppress(EOFError, OSError):  # it died before it could tell
             while (ready := wait([coordinator, process.sentinel], LOOK_S)) != [process.sentinel] or coordinator.poll():
                 self._watch()
