@@ -11,6 +11,7 @@ import typer
 
 from headrace.cli.output import machine_output, note
 from headrace.cli.servers import named_settings
+from headrace.enumerator.errors import UsageError
 
 Checkpoints = Annotated[str, typer.Argument(help="The run's checkpoints: a folder, or a URL such as s3://bucket/run.")]
 
@@ -66,7 +67,11 @@ def run_command(
 
     options = {"savepoints": savepoints, "from_savepoint": from_savepoint, "metrics_port": metrics}
     given = {name: value for name, value in options.items() if value is not None}
-    configured = {**flink_settings(named_settings(config)), "metrics_address": metrics_address, **given}
+    configured = flink_settings(named_settings(config))
+    if twice := configured.keys() & given:
+        options_of = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(twice))
+        raise UsageError(f"{options_of} and --config say the same: give one of them")
+    configured |= {"metrics_address": metrics_address, **given}
     settings = RunSettings(checkpoints, workers=workers, **configured)
     job = PipelineFile.parse(pipeline)
     if progress is Progress.JSON:

@@ -41,10 +41,14 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 def named_settings(pairs: Sequence[str] | None, option: str = "--config") -> dict[str, str]:
     """The values of `--config name=value`, or of another option of that form."""
+    found: dict[str, str] = {}
     for pair in pairs or ():
-        if "=" not in pair:
+        name, equals, value = pair.partition("=")
+        if not equals:
             raise typer.BadParameter(f"{pair!r} is not name=value", param_hint=option)
-    return dict(pair.split("=", 1) for pair in pairs or ())
+        if found.setdefault(name, value) != value:
+            raise typer.BadParameter(f"{name!r} is given twice", param_hint=option)
+    return found
 
 
 def named_topics(texts: Sequence[str] | None) -> dict[str, int]:

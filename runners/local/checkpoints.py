@@ -143,10 +143,7 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
             reported = {name: _two(epochs) for name, epochs in body["outputs"].items()}
             if tuple(sorted(reported)) != self.outputs:
                 raise other_outputs(where, tuple(sorted(reported)), self.outputs)
-            version, deserialize = readable_version(body["handle_version"], self._handles.version), self._handles.deserialize
-            handles = tuple(
-                WorkerHandle(stored_number(number), deserialize(version, value)) for number, value in body["handles"]
-            )
+            handles = self._handles_of(body, where)
             completed = stored_truth(body["completed"])
             if completed and handles:
                 raise ValueError(f"completed, with {len(handles)} handles")
@@ -156,6 +153,17 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
             before, epoch = _two(body["epochs"])
             replaced = tuple(map(stored_number, body["replaced"]))
             return RunCheckpoint(positions, handles, completed, epoch, before, reported, replaced)
+
+    def _handles_of(self, body: Mapping[str, Any], where: str) -> tuple[WorkerHandle[HandleT], ...]:
+        version, deserialize = readable_version(body["handle_version"], self._handles.version), self._handles.deserialize
+        try:
+            return tuple(WorkerHandle(stored_number(number), deserialize(version, value)) for number, value in body["handles"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(
+                f"{where}: its transactions, which are not committed yet, are not those of this kind of sink: start the run "
+                "with the sink that it had, or let that commit them by `headrace savepoint ... --pipeline`. If it is the same "
+                f"sink, the file is damaged ({type(error).__name__}: {error})"
+            ) from error
 
 
 def newest_body(files: RunFiles) -> tuple[Mapping[str, Any], str]:

@@ -187,3 +187,13 @@ def test_a_group_of_options_is_in_the_place_of_its_parameter():
     assert list(inspect.signature(command).parameters) == ["topic", "bootstrap", "properties", "properties_file", "count"]
     command(topic="t", bootstrap="b:1", properties=None, properties_file=None, count=4)
     assert given == [("t", ClientOptions("b:1"), 4)]
+
+
+def test_a_setting_that_is_given_twice_is_refused(run, tmp_path):
+    name = "execution.checkpointing.savepoint-dir"
+    for given, said in (
+        (["--savepoints", "a", "--config", f"{name}=b"], "--savepoints and --config say the same"),
+        (["--config", f"{name}=a", "--config", f"{name}=b"], f"'{name}' is given twice"),
+    ):
+        status, _, err = run("run", "job.py:pipeline", "--checkpoints", str(tmp_path), *given)
+        assert (status, said in " ".join(err.replace("│", "").split())) == (2, True)

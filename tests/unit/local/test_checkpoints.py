@@ -33,6 +33,7 @@ from headrace.connectors.base.capabilities import PromptLookup
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError
 from headrace.connectors.base.sink import Attempt, RecordedEpoch
 from headrace.connectors.kafka.write.transactions import Transactions
+from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import (
     AuthenticationError,
@@ -331,6 +332,14 @@ def test_a_frozen_looker_is_waited_for_only_so_long(tmp_path, monkeypatch):
         fcntl.flock(looker, fcntl.LOCK_SH)
         with pytest.raises(FencedError, match="another run works with these checkpoints"):
             opened(tmp_path)
+
+
+def test_transactions_of_another_kind_of_sink_are_not_taken_for_damage():
+    made = RunCheckpointSerializer(SERIALIZER._source, SqlHandleSerializer()).serialize(
+        "run-1", replace(checkpoint(1), handles=(WorkerHandle(1, SqlHandle("any", 5)),))
+    )
+    with pytest.raises(StateError, match="not those of this kind of sink: start the run with the sink that it had"):
+        SERIALIZER.deserialize("run-1", made, "here")
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data.replace(b"memory", b"memoru"), lambda data: b""])

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from headrace.files import FileSource
 from headrace.formats import JsonFormat
 from headrace.kafka import AtLeastOnceKafkaSink, DeadLetters, KafkaSink, KafkaSource, KafkaSplit, Latest, Timestamp
 from headrace.run import Pipeline
+from headrace.runners.beam import capabilities
 from headrace.runners.beam.coders import EnumerationFormat, ReaderFormat
 from headrace.runners.beam.enumerate import look
 from headrace.runners.beam.event_time import SplitWatermark
@@ -410,7 +412,7 @@ class TestOnBeam:
         assert Counter(map(int, (tmp_path / "lines").read_text().split())) == Counter(range(9))
 
     @pytest.mark.parametrize("is_first_of_several", [False, True])
-    def test_files_are_archived_once_their_rows_are_durable(self, tmp_path, is_first_of_several):
+    def test_files_are_archived_once_their_rows_are_durable(self, tmp_path, monkeypatch, is_first_of_several):
         (tmp_path / "in").mkdir()
         (tmp_path / "in" / "f").write_text("0\n1\n")
         schema = pa.schema([("value", pa.string())])
@@ -420,6 +422,10 @@ class TestOnBeam:
             source = Hybrid(source, then=FileSource(tmp_path / "last", format="text", schema=schema))
         with pytest.raises(UsageError, match=r"archive or delete what was read .* read it with publish=True"):
             ReadFromSource(source)
+        with pytest.raises(UsageError, match="loses the rows of a pipeline that fails: run on Flink"):
+            self.expanded(Pipeline(source, FunctionSink(print)))
+        durable = {name: replace(runner, is_durable=True) for name, runner in capabilities.RUNNERS.items()}
+        monkeypatch.setattr(capabilities, "RUNNERS", durable)  # as Flink is
         self.expanded(Pipeline(source, FunctionSink(partial(append_lines, tmp_path / "lines"))))
         assert (tmp_path / "lines").read_text().split() == ["0", "1"]
         assert os.listdir(tmp_path / "done") == ["f"]
