@@ -25,7 +25,7 @@ from headrace.enumerator.errors import BadRecordError, CorruptDataError, UsageEr
 BadRecords = Literal["fail", "keep", "skip"]
 METADATA = "_metadata"
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
-_HAS_ZONE = re.compile(r"(Z|[+-]\d\d:?\d*)\Z")
+_HAS_ZONE = re.compile(r"[ T].*(Z|[+-]\d\d:?\d*)\Z")  # behind a time of day: a date ends as one, too
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 METADATA_TYPE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("modified", pa.timestamp("us", "UTC"))])
 BAD_VALUE, BAD_REASON = "badValue", "badReason"
