@@ -622,11 +622,33 @@ def test_what_is_ahead_of_a_damaged_block_of_avro_is_read(tmp_path):
         assert kept == [*ROWS[: len(kept) - 1], (None, None)]
 
 
+def test_streams_of_arrow_in_one_file_are_all_read(tmp_path):
+    """The rows of the first were all that there were, without an error."""
+    path = tmp_path / "f"
+    stream(path)
+    first = path.read_bytes()
+    with pa.ipc.new_stream(path, pa.schema([AB.field("b"), AB.field("a")])) as writer:
+        writer.write_table(TABLE.select(["b", "a"]))
+    path.write_bytes(first + path.read_bytes())
+    assert rows(FileSource(str(tmp_path), format="arrow", split_bytes=500)) == ROWS * 2
+    assert rows(FileSource(str(tmp_path), format="arrow", columns=["b"])) == [b for _, b in ROWS] * 2
+    for left in (b"garbage, and more of it", first[: len(first) // 2]):
+        path.write_bytes(first + left)
+        kept = rows(FileSource(str(tmp_path), format="arrow", on_bad_record="keep"))
+        assert kept[: len(ROWS)] == ROWS
+        assert kept[-1] == (None, None)
+    with pytest.raises(CorruptDataError, match=f"record 10: .* its byte {len(first)} of .* is not an Arrow stream"):
+        path.write_bytes(first + b"garbage")
+        rows(FileSource(str(tmp_path), format="arrow"))
+
+
 @pytest.mark.parametrize(("folder", "kind", "value"), [
     ("p%20q=1.50", pa.decimal128(5, 2), Decimal("1.50")), ("p%20q=1.505", pa.decimal128(5, 2), None),
     ("p%20q=1", pa.int8(), 1), ("p%20q=1/p q=2", pa.int8(), None), ("p q=1e400", pa.float64(), None),
     ("p q=2024-02-29 01%3A02%3A03", pa.timestamp("us", "UTC"), datetime(2024, 2, 29, 1, 2, 3, tzinfo=UTC)),
     ("p q=2024-02-29 01%3A02%3A03+01:00", pa.timestamp("us", "UTC"), datetime(2024, 2, 29, 0, 2, 3, tzinfo=UTC)),
+    ("p q=2024-02-29", pa.timestamp("us", "UTC"), datetime(2024, 2, 29, tzinfo=UTC)),
+    ("p q=2024-02-29 01-02", pa.timestamp("us", "UTC"), datetime(2024, 2, 29, 3, tzinfo=UTC)),
     ("p q=01%3A02%3A03", pa.time32("s"), time(1, 2, 3)), ("p q=%FF", pa.string(), None),
 ])  # fmt: skip
 def test_values_and_names_in_paths(tmp_path, folder, kind, value):
