@@ -14,6 +14,7 @@ from headrace.connectors.base.arguments import names
 from headrace.connectors.base.nested import visible
 from headrace.enumerator.errors import HeadraceError, UsageError
 
+_DATA = re.compile(r" (in )?'.*'|(?<=Decimal value) -?[\d.]+|: -?\d+\Z", re.DOTALL)
 _PART = re.compile(r"`((?:[^`]|``)+)`(?=\.|$)|([^.]*)")
 
 
@@ -39,6 +40,11 @@ class DecodedValues(NamedTuple):
 
     values: pa.Array
     bad: list[BadValue]
+
+
+def unquoted(error: Exception) -> str:
+    """What Arrow reports of values, without them: all from the first quotation mark to the last, and numbers without any."""
+    return _DATA.sub("", str(error))
 
 
 class ValueFormat(ABC):

@@ -30,7 +30,7 @@ from headrace.connectors.files.read.split import FileSplit
 from headrace.connectors.formats.json_times import as_texts, with_times
 from headrace.connectors.formats.json_values import JsonFormat, check_decimals, is_infinite, wide_decimals
 from headrace.connectors.formats.plain import StringFormat
-from headrace.connectors.formats.value_format import BadValue, DecodedValues, is_text
+from headrace.connectors.formats.value_format import BadValue, DecodedValues, is_text, unquoted
 from headrace.enumerator.errors import CorruptDataError, UsageError
 
 T = TypeVar("T")
@@ -336,7 +336,7 @@ def _pattern(kind: pa.DataType) -> str | None:
 
 def _reason(error: Exception) -> str:
     """The reader's own, without the row of the block that was made here, and without the value."""
-    return _ROW.sub("", _QUOTED.sub(r"\1", str(error)).removeprefix("CSV parse error: "))
+    return _ROW.sub("", _QUOTED.sub(r"\1", unquoted(error)).removeprefix("CSV parse error: "))
 
 
 def _all_but(rows: Iterable[int], count: int) -> pa.Array:
