@@ -91,7 +91,7 @@ class ArrowIpc(ColumnarFormat):
     def read(self, file: pa.NativeFile, split: FileSplit, columns: FileColumns, batch_rows: int) -> Iterator[FileRows]:
         if _is_ipc_file(file):
             reader = pa.ipc.open_file(file, options=_ipc_options(self.schema(file), columns))
-            batches = (reader.get_batch(number) for number in split.share(reader.num_record_batches))
+            batches: Iterator[pa.RecordBatch] = (reader.get_batch(number) for number in split.share(reader.num_record_batches))
         elif split.start:
             return
         else:
