@@ -232,6 +232,19 @@ def test_references_are_files_that_the_schema_imports_and_a_set_of_descriptors_i
     assert str(ProtobufFormat(descriptor_set(text, {"d/o.proto": other}), message="o.X").arrow_type) == "struct<a: int32>"
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_proto3_fields_that_are_alike_in_camel_case_are_a_usage_error(inside):
+    """It was a panic, which is not an Exception, so that no handler of a run saw it."""
+    text = 'syntax="proto3"; message M { int32 user_id = 1; int32 UserID = 2; }'
+    text += " message N { M m = 1; int32 x = 2; }" if inside else ""
+    message = "N" if inside else "M"
+    with pytest.raises(UsageError, match=r"'user_id' conflicts with field 'UserID'\. Ask for other fields"):
+        ProtobufFormat(text, message=message)
+    made = ProtobufFormat(text, message=message, fields=["m.UserID" if inside else "UserID"])
+    (value,) = made.encode(pa.array([{"m": {"UserID": 5}} if inside else {"UserID": 5}], made.arrow_type))
+    assert value.as_py() == (b"\x0a\x02\x10\x05" if inside else b"\x10\x05")
+
+
 MOMENTS = """syntax = "proto3"; import "google/type/date.proto"; import "google/type/timeofday.proto";
     message M { google.type.Date day = 1; In within = 2; }
     message In { repeated google.type.Date days = 1; map<string, google.type.TimeOfDay> times = 2;
