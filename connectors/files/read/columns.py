@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.base.dead_letters import DEAD_LETTER, LETTER_TYPE, BadParts, letter_column
-from headrace.connectors.base.nested import cast_nested
+from headrace.connectors.base.nested import cast_nested, record_fields
 from headrace.connectors.files.read.split import FileSplit, shown
 from headrace.connectors.formats.json_times import instants
 from headrace.enumerator.errors import BadRecordError, CorruptDataError, UsageError
@@ -361,7 +361,7 @@ def conformed(column: pa.Array, kind: pa.DataType) -> pa.Array:
     Raises ArrowInvalid for a time that the type does not hold.
     """
     if pa.types.is_struct(kind) and pa.types.is_struct(column.type):
-        parts = {each.name: part for each, part in zip(column.type, column.flatten(), strict=True)}
+        parts = {each.name: part for each, part in zip(column.type, record_fields(column), strict=True)}
         inner = [
             conformed(parts[each.name], each.type) if each.name in parts else pa.nulls(len(column), each.type) for each in kind
         ]

@@ -669,6 +669,15 @@ def test_a_struct_with_a_field_twice_is_refused(tmp_path):
         rows(FileSource(str(tmp_path), format="arrow", schema=pa.schema([("s", pa.struct([("x", pa.int64())]))])))
 
 
+def test_a_union_in_a_null_record_of_another_type_is_null(tmp_path):
+    """Arrow ended the process."""
+    union = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["s", "t"])], ["i", "s"])
+    fields, mask = [pa.array([1, 2], pa.int32()), union], pa.array([False, True])
+    arrow(tmp_path / "f", pa.table({"x": pa.StructArray.from_arrays(fields, ["a", "u"], mask=mask)}))
+    schema = pa.schema([("x", pa.struct([("a", pa.int64()), ("u", union.type)]))])
+    assert rows(FileSource(str(tmp_path), format="arrow", schema=schema)) == [{"a": 1, "u": 1}, None]
+
+
 def test_an_avro_union_of_several_types_is_refused_by_name(tmp_path):
     fastavro = pytest.importorskip("fastavro")
     fields = [{"name": "u", "type": ["int", "string"]}, {"name": "n", "type": "int"}]
