@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, pairwise
@@ -42,6 +43,11 @@ def unwritable(data_type: pa.DataType) -> pa.DataType | None:
         found = (unwritable(data_type.field(index).type) for index in range(data_type.num_fields))
         return next((inner for inner in found if inner is not None), None)
     return None if _scalars(data_type) is not None else data_type
+
+
+def json_number(value: float) -> float | str:
+    """As JSON has it: NaN and the infinities as strings."""
+    return value if math.isfinite(value) else _NO_NUMBERS[str(value)].strip('"')
 
 
 def json_lines(batch: pa.RecordBatch) -> bytes:
