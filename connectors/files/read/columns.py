@@ -210,7 +210,9 @@ def partition_values(path: str, schema: pa.Schema, time_zone: str | Callable[[],
             raise CorruptDataError(f"the path has a value for {name!r} twice")
         try:
             found[name] = _partition_value(value, schema.field(name).type, time_zone)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
+        except pa.ArrowNotImplementedError as error:
+            raise UsageError(f"a folder's name cannot be the column {name!r} as {schema.field(name).type}") from error
+        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             raise CorruptDataError(f"the path has a value that is not of the schema's type: {error}") from error
     return found
 

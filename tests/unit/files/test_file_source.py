@@ -413,11 +413,35 @@ def test_lines_of_text_are_the_column_value(tmp_path, name):
     days = pa.schema([("day", pa.int64())])
     for columns in (None, ["day"]):
         source = FileSource(tmp_path, format="text", schema=days.append(pa.field(name, pa.string())), columns=columns)
-        with pytest.raises(CorruptDataError, match=f"a line of text is the column 'value', and the schema has '{name}'"):
+        with pytest.raises(UsageError, match=f"a line of text is the column 'value', and the schema has '{name}'"):
             rows(source)
     assert rows(FileSource(tmp_path, format="text", schema=days)) == [1]
     more = pa.schema([*days, ("value", pa.string()), (name, pa.string())])
     assert rows(FileSource(tmp_path, format="text", schema=more)) == [(1, "x", None)]
+
+
+@pytest.mark.parametrize(("format_", "kind", "message"), [
+    *(("csv", kind, "CSV cannot have the column 'value' as") for kind in (pa.list_(pa.int64()), pa.decimal256(50, 2))),
+    (Csv(newlines_in_values=True), pa.float16(), "CSV cannot have the column 'value' as halffloat: take a string"),
+    ("text", pa.int64(), "a line of text is a string, and the schema has 'value' as int64"),
+    ("jsonl", pa.date32(), "JSON values cannot be date32"),
+    ("day", pa.list_(pa.int64()), "a folder's name cannot be the column 'day' as list"),
+], ids=str)  # fmt: skip
+def test_a_type_that_the_format_does_not_have_is_a_usage_error_and_not_a_bad_file(tmp_path, format_, kind, message):
+    """With `skip` all files were left out, and with `after_read="delete"` they were deleted."""
+    (tmp_path / "day=1").mkdir()
+    (tmp_path / "day=1" / "f").write_text("value\n1\n")
+    name, format_ = ("day", "text") if format_ == "day" else ("value", format_)
+    schema = pa.schema([(name, kind), ("other", pa.string())] if name == "value" else [(name, kind)])
+    with pytest.raises(UsageError, match=message):
+        rows(FileSource(tmp_path, format=format_, schema=schema, on_bad_record="skip"))
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_string(), pa.string_view()], ids=str)
+def test_lines_of_text_are_of_any_type_of_strings(tmp_path, kind):
+    (tmp_path / "f").write_text("x\n")
+    (value,) = rows(FileSource(tmp_path, format="text", schema=pa.schema([("value", kind)])))
+    assert value == pa.scalar("x").cast(kind).as_py()
 
 
 @pytest.mark.parametrize("write", [parquet, arrow])
