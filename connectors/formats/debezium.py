@@ -42,8 +42,8 @@ def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
 
     `value` is a struct with before, after and op, as a format of `headrace.formats` decodes it; the batch's other columns stay,
     such as `offset`. Records without a value (tombstones after a delete) are left out. Raises UsageError for another `value`,
-    for a change that is of no row (`t`, a truncated table; `m`, a message), for a field that is named as another column, and
-    for a value that neither `after` nor `before` has. A function of a `Pipeline`.
+    for a change that is of no row (`t`, a truncated table; `m`, a message), or lacks it, for a field that is named as another
+    column, and for a value that neither `after` nor `before` has. A function of a `Pipeline`.
     """
     place = batch.schema.get_field_index("value")
     kind = batch.schema.field(place).type if place >= 0 else None
@@ -60,13 +60,20 @@ def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
     if not pc.all(known, min_count=0).as_py():
         raise UsageError(f"a change of Debezium is c, r, u or d, and this one is {op.filter(pc.invert(known))[0].as_py()!r}")
     has_old = any(_has(before.type, each.name) for each in after.type)
+    of_before = pc.and_(pc.equal(op, "d"), pc.is_valid(before) if has_old else pa.scalar(value=True))
+    has_row = pc.or_(pc.is_valid(after), of_before)
+    if not pc.all(has_row, min_count=0).as_py():
+        raise UsageError(
+            f"a change of Debezium has no row: it is {op.filter(pc.invert(has_row))[0].as_py()!r}; c, r and u need 'after', "
+            "and d needs 'before': leave such records out"
+        )
     replaced = pc.and_(pc.equal(op, "u"), pc.is_valid(before) if has_old else pa.scalar(value=False))
     places = np.repeat(np.arange(rows.num_rows), np.where(replaced.to_numpy(zero_copy_only=False), 2, 1))
     if len(places) > rows.num_rows:
         rows = rows.take(pa.array(places))
         before, after, op = (part.take(pa.array(places)) for part in (before, after, op))
     is_before = pa.array(np.diff(places, append=-1) == 0)
-    is_old = pc.or_(is_before, pc.is_null(after))
+    is_old = pc.or_(is_before, pc.is_null(after))  # of a delete
     old = dict(zip(before.type.names, record_fields(before), strict=True)) if types.is_struct(before.type) else {}
     new = dict(zip(after.type.names, record_fields(after), strict=True))
     columns = {name: _value(name, column, old.get(name), is_old) for name, column in new.items()}

@@ -82,6 +82,13 @@ def test_a_field_of_several_types_is_kept():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("wrong", [change("c"), change("r", (1, "a")), change("u", (1, "a")), change("d")], ids=str)
+def test_a_change_without_its_row_is_refused(wrong):
+    """An update without `after` wrote the row of `before` as the new one, others a row of nulls."""
+    with pytest.raises(UsageError, match=f"a change of Debezium has no row: it is '{wrong['op']}'"):
+        debezium_changes(batch(change("c", None, (1, "a")), wrong))
+
+
 @pytest.mark.parametrize("op", ["t", None])
 def test_a_change_of_no_row_is_named(op):
     with pytest.raises(UsageError, match=f"is c, r, u or d, and this one is {op!r}"):
