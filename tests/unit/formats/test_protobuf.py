@@ -245,6 +245,21 @@ def test_proto3_fields_that_are_alike_in_camel_case_are_a_usage_error(inside):
     assert value.as_py() == (b"\x0a\x02\x10\x05" if inside else b"\x10\x05")
 
 
+@pytest.mark.parametrize(("name", "key", "value"), [("m", "a", 1), ("mi", 5, None)])
+def test_a_map_with_a_key_twice_is_refused(name, key, value):
+    """The last was kept."""
+    format_ = FORMATS["p.q.M"][0]
+    kind = format_.arrow_type.field(name).type
+    item = {} if value is None else value
+    for column in ([None, [(key, item)], [(key, item)]], [None, [(key, item)], [(key, item), (key, item)]]):
+        rows = pa.StructArray.from_arrays([pa.array(column, kind)], [name])
+        if len(column[2]) == 1:
+            assert format_.encode(rows.slice(1)).null_count == 0
+        else:
+            with pytest.raises(UsageError, match=f"row 2 cannot be written as Protobuf: field '{name}{{}}' has a key twice"):
+                format_.encode(rows)
+
+
 MOMENTS = """syntax = "proto3"; import "google/type/date.proto"; import "google/type/timeofday.proto";
     message M { google.type.Date day = 1; In within = 2; }
     message In { repeated google.type.Date days = 1; map<string, google.type.TimeOfDay> times = 2;
