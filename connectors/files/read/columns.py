@@ -96,7 +96,8 @@ class Columns:
 
         Raises CorruptDataError for a value of a partition that does not fit.
         """
-        wanted = pa.schema([each for each in self.schema if each.name in self.data.names])
+        is_about_bad = any(name in _BAD_TYPES and name not in self.data.names for name in self.schema.names)
+        wanted = self.data if is_about_bad else pa.schema([each for each in self.schema if each.name in self.data.names])
         keys = partition_keys(path)
         others = {key.lower(): key for key in keys if key not in self.data.names}
         for name in wanted.names:

@@ -945,6 +945,15 @@ def test_bad_lines(tmp_path, format_, data, bad, on_bad, split_bytes):
         assert kept[0][1:] == kept[5][1:] == (None, None, None)
 
 
+@pytest.mark.parametrize(("format_", "data", "bad"), BAD_LINES, ids=["csv", "jsonl"])
+def test_all_columns_are_checked_where_bad_lines_are_asked_for(tmp_path, format_, data, bad):
+    """Only those that were asked for were: a dead letter alone was never there."""
+    (tmp_path / "f").write_bytes(data)
+    source = FileSource(str(tmp_path), format=format_, schema=AB, on_bad_record="keep")
+    for name in ("badValue", "badReason", "deadLetter"):
+        assert [value is None for value in rows(source.with_columns([name]))] == [row not in bad for row in range(6)]
+
+
 def test_lines_with_other_numbers_of_columns_are_not_searched_for(monkeypatch):
     """By halving, one in ten of them took a hundred times as long."""
     decoder, parsed = CsvDecoder(Csv(), AB.names, AB), []
