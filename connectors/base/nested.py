@@ -22,7 +22,7 @@ def without_views(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def visible(values: pa.Array) -> pa.Array:
-    """The same values in the same type, with nothing else in their buffers, but for fields that are never null and unions."""
+    """The same values in the same type, with nothing else in their buffers, but for fields that are never null."""
     kind = values.type
     if types.is_struct(kind) and kind.num_fields:
         return pa.StructArray.from_arrays(
@@ -36,6 +36,22 @@ def visible(values: pa.Array) -> pa.Array:
         inside = pa.ListArray.from_arrays(offsets, pairs, mask=values.is_null()).flatten()
         return pa.MapArray.from_arrays(_offsets(values), *map(visible, (inside.field(0), inside.field(1))), type=kind)
     return values
+
+
+def record_fields(record: pa.StructArray) -> list[pa.Array]:
+    """The fields of records, null where these are. (Arrow ends the process where it does that to a union.)"""
+    fields = [record.field(place) for place in range(record.type.num_fields)]
+    if not record.null_count:
+        return fields
+    unions = [place for place, each in enumerate(record.type) if types.is_union(each.type)]
+    others = [place for place in range(len(fields)) if place not in unions]
+    names = list(map(str, others))
+    shown = pa.StructArray.from_arrays([fields[place] for place in others], names=names, mask=record.is_null()).flatten()
+    for place, field in zip(others, shown, strict=True):
+        fields[place] = field
+    for place in unions:
+        fields[place] = pc.if_else(record.is_valid(), fields[place], pa.nulls(len(record), fields[place].type))
+    return fields
 
 
 def without_hidden_nulls(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -150,15 +166,9 @@ def _as_valid(values: pa.Array) -> pa.Array:
 
 
 def _fields(record: pa.StructArray) -> list[pa.Array]:
-    """With nulls where the record is null. (Arrow ends the process where it does that to unions.)"""
-    fields = [record.field(place) for place in range(record.type.num_fields)]
-    if record.null_count:
-        chosen = [place for place, each in enumerate(record.type) if each.nullable and not types.is_union(each.type)]
-        names = list(map(str, chosen))
-        shown = pa.StructArray.from_arrays([fields[place] for place in chosen], names=names, mask=record.is_null()).flatten()
-        for place, field in zip(chosen, shown, strict=True):
-            fields[place] = field
-    return fields
+    """With nulls where the record is null, but in fields that are never null."""
+    shown = record_fields(record)
+    return [shown[place] if each.nullable else record.field(place) for place, each in enumerate(record.type)]
 
 
 def _offsets(lists: pa.Array) -> pa.Array:

@@ -13,9 +13,10 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from apache_beam.pvalue import Row
 from apache_beam.utils.timestamp import Duration, Timestamp
+
+from headrace.connectors.base.nested import record_fields
 
 UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError)
 """What `array_of` and `cast_exactly` raise for values that a type cannot hold as they are."""
@@ -192,11 +193,11 @@ def _check(given: pa.Array, made: pa.Array, path: str) -> None:
     if pa.types.is_dictionary(kind):
         _check(given.dictionary_decode(), made, path)
     elif pa.types.is_struct(kind) and pa.types.is_struct(made.type):
-        names = [field.name for field in made.type]
-        for place, field in enumerate(kind):
-            if field.name not in names:
-                raise pa.ArrowInvalid(f"{path} has no field {field.name!r} in its format, which has {', '.join(names)}")
-            _check(pc.struct_field(given, place), pc.struct_field(made, names.index(field.name)), f"{path}.{field.name}")
+        fields = dict(zip(made.type.names, record_fields(made), strict=True))
+        for name, field in zip(kind.names, record_fields(given), strict=True):
+            if name not in fields:
+                raise pa.ArrowInvalid(f"{path} has no field {name!r} in its format, which has {', '.join(fields)}")
+            _check(field, fields[name], f"{path}.{name}")
     elif pa.types.is_map(kind) and pa.types.is_map(made.type):
         for one, other in zip(_entries(given), _entries(made), strict=True):
             _check(one, other, f"{path}{{}}")

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from headrace.connectors.base.nested import without_views
+from headrace.connectors.base.nested import record_fields, without_views
 from headrace.enumerator.errors import UsageError
 
 _PARTS = ("before", "after", "op")
@@ -42,8 +42,8 @@ def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
 
     `value` is a struct with before, after and op, as a format of `headrace.formats` decodes it; the batch's other columns stay,
     such as `offset`. Records without a value (tombstones after a delete) are left out. Raises UsageError for another `value`,
-    for a change that is of no row (`t`, a truncated table; `m`, a message), for a field that is named as another column, and
-    for a value that neither `after` nor `before` has. A function of a `Pipeline`.
+    for a change that is of no row (`t`, a truncated table; `m`, a message), or lacks it, for a field that is named as another
+    column, and for a value that neither `after` nor `before` has. A function of a `Pipeline`.
     """
     place = batch.schema.get_field_index("value")
     kind = batch.schema.field(place).type if place >= 0 else None
@@ -54,20 +54,29 @@ def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
             "format of the source"
         )
     rows = without_views(batch).filter(pc.is_valid(batch.column(place)))
-    before, after, op = (pc.struct_field(rows.column("value"), part) for part in _PARTS)
+    before, after, op = (rows.column("value").field(part) for part in _PARTS)  # no value is null
     op = op.cast(pa.string())
     known = pc.fill_null(pc.is_in(op, pa.array(_OF_ROWS)), fill_value=False)
     if not pc.all(known, min_count=0).as_py():
         raise UsageError(f"a change of Debezium is c, r, u or d, and this one is {op.filter(pc.invert(known))[0].as_py()!r}")
     has_old = any(_has(before.type, each.name) for each in after.type)
+    of_before = pc.and_(pc.equal(op, "d"), pc.is_valid(before) if has_old else pa.scalar(value=True))
+    has_row = pc.or_(pc.is_valid(after), of_before)
+    if not pc.all(has_row, min_count=0).as_py():
+        raise UsageError(
+            f"a change of Debezium has no row: it is {op.filter(pc.invert(has_row))[0].as_py()!r}; c, r and u need 'after', "
+            "and d needs 'before': leave such records out"
+        )
     replaced = pc.and_(pc.equal(op, "u"), pc.is_valid(before) if has_old else pa.scalar(value=False))
     places = np.repeat(np.arange(rows.num_rows), np.where(replaced.to_numpy(zero_copy_only=False), 2, 1))
     if len(places) > rows.num_rows:
         rows = rows.take(pa.array(places))
         before, after, op = (part.take(pa.array(places)) for part in (before, after, op))
     is_before = pa.array(np.diff(places, append=-1) == 0)
-    is_old = pc.or_(is_before, pc.is_null(after))
-    columns = {field.name: _value(after, before, is_old, field.name) for field in after.type}
+    is_old = pc.or_(is_before, pc.is_null(after))  # of a delete
+    old = dict(zip(before.type.names, record_fields(before), strict=True)) if types.is_struct(before.type) else {}
+    new = dict(zip(after.type.names, record_fields(after), strict=True))
+    columns = {name: _value(name, column, old.get(name), is_old) for name, column in new.items()}
     columns["op"] = pc.if_else(is_before, "-U", op)
     others = [name for name in batch.schema.names if name != "value"]
     twice = sorted(set(others) & columns.keys())
@@ -78,10 +87,9 @@ def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns | {name: rows.column(name) for name in others})
 
 
-def _value(after: pa.StructArray, before: pa.Array, is_old: pa.BooleanArray, name: str) -> pa.Array:
+def _value(name: str, new: pa.Array, old: pa.Array | None, is_old: pa.BooleanArray) -> pa.Array:
     """A field of `after`, or of `before`, which may have fewer: in old rows, and where the log leaves it out after a change."""
-    new = pc.struct_field(after, name)
-    old = pc.struct_field(before, name) if _has(before.type, name) else pa.nulls(len(new), new.type)
+    old = pa.nulls(len(new), new.type) if old is None else old
     try:
         same = old if old.type == new.type else old.cast(new.type)
         value = pc.if_else(is_old, same, new)

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, pairwise
@@ -44,8 +45,13 @@ def unwritable(data_type: pa.DataType) -> pa.DataType | None:
     return None if _scalars(data_type) is not None else data_type
 
 
+def json_number(value: float) -> float | str:
+    """As JSON has it: NaN and the infinities as strings."""
+    return value if math.isfinite(value) else _NO_NUMBERS[str(value)].strip('"')
+
+
 def json_lines(batch: pa.RecordBatch) -> bytes:
-    """One line of UTF-8 for each row, each ending with a newline."""
+    """One line of UTF-8 for each row, each ending with a newline. Raises UsageError for what JSON cannot have."""
     if not batch.num_rows:
         return b""
     objects = _objects(batch.schema.names, [_texts(column) for column in batch.columns], batch.num_rows)
@@ -97,6 +103,8 @@ def _maps(array: pa.Array) -> Iterator[str]:
     offsets = array.offsets.to_pylist()
     first, count = offsets[0], offsets[-1] - offsets[0]
     keys, items = (_texts(child.slice(first, count)) for child in (array.keys, array.items))
+    if any(len({*keys[start - first : end - first]}) < end - start for start, end in pairwise(offsets)):
+        raise UsageError("a map has a key twice, which a JSON object cannot have: leave one of them out")
     pairs = iter([f"{_key(key)}:{item}" for key, item in zip(keys, items, strict=True)])
     return ("{" + ",".join(islice(pairs, end - start)) + "}" for start, end in pairwise(offsets))
 

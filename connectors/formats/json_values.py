@@ -34,6 +34,7 @@ from headrace.connectors.formats.value_format import (
     exactly,
     is_text,
     nullable,
+    unquoted,
     without,
 )
 from headrace.enumerator.errors import UsageError
@@ -318,8 +319,9 @@ def _parts(values: pa.Array) -> list[pa.Array]:
 
 
 def _reason(error: Exception) -> str:
-    """The reader's own, without the row and the array that were made here."""
-    return _COLUMN.sub(lambda found: _named((found[1] or "").strip("/").replace("/", ".")), _ROW.sub("", str(error)))[:_BRIEF]
+    """The reader's own, without the value, and without the row and the array that were made here."""
+    text = _ROW.sub("", unquoted(error))
+    return _COLUMN.sub(lambda found: _named((found[1] or "").strip("/").replace("/", ".")), text)[:_BRIEF]
 
 
 def _named(path: str) -> str:

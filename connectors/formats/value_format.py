@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.base.arguments import names
-from headrace.connectors.base.nested import visible
+from headrace.connectors.base.nested import record_fields, visible
 from headrace.enumerator.errors import HeadraceError, UsageError
 
+_DATA = re.compile(r" (in )?'.*'|(?<=Decimal value) -?[\d.]+|: -?\d+\Z", re.DOTALL)
 _PART = re.compile(r"`((?:[^`]|``)+)`(?=\.|$)|([^.]*)")
 
 
@@ -39,6 +40,11 @@ class DecodedValues(NamedTuple):
 
     values: pa.Array
     bad: list[BadValue]
+
+
+def unquoted(error: Exception) -> str:
+    """What Arrow reports of values, without them: all from the first quotation mark to the last, and numbers without any."""
+    return _DATA.sub("", str(error))
 
 
 class ValueFormat(ABC):
@@ -103,8 +109,8 @@ def _is_changed(values: pa.Array, made: pa.Array) -> bool:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pa.types.is_struct(made.type):
-        fields = dict(zip(made.type.names, made.flatten(), strict=True))
-        given = zip(values.type.names, values.flatten(), strict=True)
+        fields = dict(zip(made.type.names, record_fields(made), strict=True))
+        given = zip(values.type.names, record_fields(values), strict=True)
         return any(name not in fields or _is_changed(field, fields[name]) for name, field in given)
     if pa.types.is_list(made.type):
         return _is_changed(values.flatten(), made.flatten())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -70,9 +70,23 @@ def _as_json(registry: SchemaRegistry, field: str, encoding: Encoding, values: p
         for places, decoded in found:
             reasons = {each.row: each.reason for each in decoded.bad}
             for index, (at, value) in enumerate(zip(places, decoded.values.to_pylist(), strict=True)):
-                row, reported = rows[at], one_line(json.dumps(value, default=str, ensure_ascii=False))
+                row, reported = rows[at], one_line(json.dumps(_plain(value), default=str, ensure_ascii=False))
                 texts[row] = f"{texts[row]} ({reasons[index]})" if index in reasons else reported
     return texts
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """With what JSON has for its numbers that are not finite."""
+    from headrace.connectors.formats.json_lines import json_number
+
+    match value:
+        case dict():
+            return {name: _plain(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case float():
+            return json_number(value)
+    return value
 
 
 def _decoded(

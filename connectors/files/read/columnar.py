@@ -81,7 +81,7 @@ class Parquet(ColumnarFormat):
 
 
 class ArrowIpc(ColumnarFormat):
-    """The record batches of a range; of a stream, which is not cut, all of them."""
+    """The record batches of a range; of streams, which are not cut, all of them."""
 
     is_cut = True
 
@@ -89,20 +89,13 @@ class ArrowIpc(ColumnarFormat):
         return pa.ipc.open_file(file).schema if _is_ipc_file(file) else pa.ipc.open_stream(file).schema
 
     def read(self, file: pa.NativeFile, split: FileSplit, columns: FileColumns, batch_rows: int) -> Iterator[FileRows]:
-        is_file = _is_ipc_file(file)
-        if not is_file and split.start:
+        if _is_ipc_file(file):
+            reader = pa.ipc.open_file(file, options=_ipc_options(self.schema(file), columns))
+            batches: Iterator[pa.RecordBatch] = (reader.get_batch(number) for number in split.share(reader.num_record_batches))
+        elif split.start:
             return
-        found = self.schema(file)
-        check_fits(found, columns)
-        file.seek(0)
-        fields = [found.get_field_index(name) for name in columns.wanted.names if name in found.names]
-        # none means all to pyarrow
-        options = pa.ipc.IpcReadOptions(included_fields=sorted(fields) or [0] if found.names else [])
-        if is_file:
-            reader = pa.ipc.open_file(file, options=options)
-            batches = (reader.get_batch(number) for number in split.share(reader.num_record_batches))
         else:
-            batches = iter(pa.ipc.open_stream(file, options=options))
+            batches = _streamed(file, columns)
         yield from map(FileRows.of, _behind(batches, split.delivered, batch_rows))
 
 
@@ -211,6 +204,28 @@ def _instants(kind: pa.DataType, leaves: Iterator[str]) -> pa.DataType:
     if is_list(kind):
         return pa.list_(_instants(kind.value_type, leaves))
     return pa.timestamp("us", "UTC") if next(leaves) == "INT96" else kind
+
+
+def _ipc_options(found: pa.Schema, columns: FileColumns) -> pa.ipc.IpcReadOptions:
+    """To read what is wanted. Raises CorruptDataError for columns of another type."""
+    check_fits(found, columns)
+    fields = [found.get_field_index(name) for name in columns.wanted.names if name in found.names]
+    return pa.ipc.IpcReadOptions(included_fields=sorted(fields) or [0] if found.names else [])  # none means all to pyarrow
+
+
+def _streamed(file: pa.NativeFile, columns: FileColumns) -> Iterator[pa.RecordBatch]:
+    """Of a stream, and of those behind it: a writer that appends to a file starts another one."""
+    at, size = 0, file.size()
+    while not at or at < size:
+        file.seek(at)
+        try:
+            found = pa.ipc.open_stream(file).schema
+        except pa.ArrowInvalid as error:
+            raise CorruptDataError(f"what is at its byte {at} of {size} is not an Arrow stream: {error}") from error
+        options = _ipc_options(found, columns)
+        file.seek(at)
+        yield from pa.ipc.open_stream(file, options=options)
+        at = file.tell()
 
 
 def _is_ipc_file(file: pa.NativeFile) -> bool:

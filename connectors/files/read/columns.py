@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.base.dead_letters import DEAD_LETTER, LETTER_TYPE, BadParts, letter_column
-from headrace.connectors.base.nested import cast_nested
+from headrace.connectors.base.nested import cast_nested, record_fields
 from headrace.connectors.files.read.split import FileSplit, shown
 from headrace.connectors.formats.json_times import instants
 from headrace.enumerator.errors import BadRecordError, CorruptDataError, UsageError
@@ -25,7 +25,7 @@ from headrace.enumerator.errors import BadRecordError, CorruptDataError, UsageEr
 BadRecords = Literal["fail", "keep", "skip"]
 METADATA = "_metadata"
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
-_HAS_ZONE = re.compile(r"(Z|[+-]\d\d:?\d*)\Z")
+_HAS_ZONE = re.compile(r"[ T].*(Z|[+-]\d\d:?\d*)\Z")  # behind a time of day: a date ends as one, too
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 METADATA_TYPE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("modified", pa.timestamp("us", "UTC"))])
 BAD_VALUE, BAD_REASON = "badValue", "badReason"
@@ -96,7 +96,8 @@ class Columns:
 
         Raises CorruptDataError for a value of a partition that does not fit.
         """
-        wanted = pa.schema([each for each in self.schema if each.name in self.data.names])
+        is_about_bad = any(name in _BAD_TYPES and name not in self.data.names for name in self.schema.names)
+        wanted = self.data if is_about_bad else pa.schema([each for each in self.schema if each.name in self.data.names])
         keys = partition_keys(path)
         others = {key.lower(): key for key in keys if key not in self.data.names}
         for name in wanted.names:
@@ -210,7 +211,9 @@ def partition_values(path: str, schema: pa.Schema, time_zone: str | Callable[[],
             raise CorruptDataError(f"the path has a value for {name!r} twice")
         try:
             found[name] = _partition_value(value, schema.field(name).type, time_zone)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
+        except pa.ArrowNotImplementedError as error:
+            raise UsageError(f"a folder's name cannot be the column {name!r} as {schema.field(name).type}") from error
+        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             raise CorruptDataError(f"the path has a value that is not of the schema's type: {error}") from error
     return found
 
@@ -361,7 +364,7 @@ def conformed(column: pa.Array, kind: pa.DataType) -> pa.Array:
     Raises ArrowInvalid for a time that the type does not hold.
     """
     if pa.types.is_struct(kind) and pa.types.is_struct(column.type):
-        parts = {each.name: part for each, part in zip(column.type, column.flatten(), strict=True)}
+        parts = {each.name: part for each, part in zip(column.type, record_fields(column), strict=True)}
         inner = [
             conformed(parts[each.name], each.type) if each.name in parts else pa.nulls(len(column), each.type) for each in kind
         ]

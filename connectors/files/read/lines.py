@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, pairwise, takewhile
 from threading import Lock
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -25,12 +26,12 @@ from pyarrow import csv as arrow_csv
 from pyarrow import json as arrow_json
 
 from headrace.connectors.base.arguments import names, truth
-from headrace.connectors.files.read.columns import BadRow, FileRows, check_names
+from headrace.connectors.files.read.columns import BadRow, FileRows, check_names, fits
 from headrace.connectors.files.read.split import FileSplit
 from headrace.connectors.formats.json_times import as_texts, with_times
 from headrace.connectors.formats.json_values import JsonFormat, check_decimals, is_infinite, wide_decimals
 from headrace.connectors.formats.plain import StringFormat
-from headrace.connectors.formats.value_format import BadValue, DecodedValues, is_text
+from headrace.connectors.formats.value_format import BadValue, DecodedValues, is_text, unquoted
 from headrace.enumerator.errors import CorruptDataError, UsageError
 
 T = TypeVar("T")
@@ -157,12 +158,15 @@ def _has_no_number(block: bytearray) -> bool:
 
 
 class CsvDecoder:
-    """Lines of a file with these columns."""
+    """Lines of a file with these columns. Raises UsageError for a type that CSV does not have."""
 
     def __init__(self, csv: Csv, names: Sequence[str], wanted: pa.Schema) -> None:
         self._names = list(names)
         self._parsing, self._converting = _parsing(csv), _converting(csv, wanted, names)
         self._kind = pa.struct([each for each in wanted if each.name in names])
+        for each in self._kind:
+            if not _is_in_csv(each.type):
+                raise UsageError(f"CSV cannot have the column {each.name!r} as {each.type}: take a string, and convert it")
         self._decimals = [each.name for each in self._kind if pa.types.is_decimal(each.type)]
 
     def whole(self, block: bytearray, lines: int) -> pa.Table | None:
@@ -315,6 +319,17 @@ class CsvDecoder:
         return arrow_csv.read_csv(pa.BufferReader(data), **options)
 
 
+@cache
+def _is_in_csv(kind: pa.DataType) -> bool:
+    reading, converting = arrow_csv.ReadOptions(column_names=["x"]), arrow_csv.ConvertOptions(column_types={"x": kind})
+    with suppress(pa.ArrowInvalid):
+        try:
+            arrow_csv.read_csv(pa.BufferReader(b"1\n"), read_options=reading, convert_options=converting)
+        except pa.ArrowNotImplementedError:
+            return False
+    return True
+
+
 _DAY = r"\d{4}-?(0\d|1[0-2])-?([0-2]\d|3[01])"
 
 
@@ -336,7 +351,7 @@ def _pattern(kind: pa.DataType) -> str | None:
 
 def _reason(error: Exception) -> str:
     """The reader's own, without the row of the block that was made here, and without the value."""
-    return _ROW.sub("", _QUOTED.sub(r"\1", str(error)).removeprefix("CSV parse error: "))
+    return _ROW.sub("", _QUOTED.sub(r"\1", unquoted(error)).removeprefix("CSV parse error: "))
 
 
 def _all_but(rows: Iterable[int], count: int) -> pa.Array:
@@ -387,7 +402,10 @@ class LinesOfText:
         """Into the column `value`."""
         if self.names and _VALUE not in self.names:
             names = ", ".join(map(repr, self.names))
-            raise CorruptDataError(f"a line of text is the column {_VALUE!r}, and the schema has {names}: name it {_VALUE!r}")
+            raise UsageError(f"a line of text is the column {_VALUE!r}, and the schema has {names}: name it {_VALUE!r}")
+        for each in wanted:
+            if each.name == _VALUE and not fits(pa.string(), each.type) and not fits(pa.binary(), each.type):
+                raise UsageError(f"a line of text is a string, and the schema has {_VALUE!r} as {each.type}")
         return TextDecoder()
 
     def inferred(self, sample: bytes | bytearray) -> pa.Schema:

@@ -15,6 +15,7 @@ from headrace.connectors.files.read.columns import BadRow, FileColumns, FileRows
 from headrace.connectors.files.read.discovery import changed
 from headrace.connectors.files.read.plan import FilePlan
 from headrace.connectors.files.read.split import FileSplit, shown
+from headrace.connectors.formats.value_format import unquoted
 from headrace.enumerator.errors import CorruptDataError, DataLossError, HeadraceError, PeerError, RetriableError, StateError
 from headrace.enumerator.source import SourceReader, SplitBatch
 
@@ -188,7 +189,8 @@ class _OpenPiece:
 
     def _bad_file(self, error: Exception) -> FileRows | None:
         """What is left of a file that cannot be read: as one bad record, or nothing."""
-        row = BadRow(0, f"the file cannot be read here: {error}")
+        why = error if isinstance(error, CorruptDataError) else unquoted(error)
+        row = BadRow(0, f"the file cannot be read here: {why}")
         on_bad = self._plan.on_bad_record
         if on_bad == "fail":
             raise bad_record(self.split, row) from error

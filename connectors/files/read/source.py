@@ -36,7 +36,8 @@ class FileSource(Source[FileSplit]):
       of a struct's fields, is a bad file; of JSON such fields are null. Default: that of the oldest file, or what its first
       lines suggest, inferred at the first use and kept in checkpoints. Where several processes read, and files are removed
       meanwhile, give it.
-    - `columns`: only these are read, in this order; `_metadata` (path, size, modified) must be asked for. Default: all.
+    - `columns`: only these are read, in this order, and checked; all are if badValue, badReason or deadLetter is among them.
+      `_metadata` (path, size, modified) must be asked for. Default: all.
     - `watch`: also read files that come later (default False). `discovery_interval_s` (default 10): seconds between listings.
       Where it continues a read without it, what appears with a time before the newest file read is not read.
     - `pattern`: only files with such names, as `*.csv` (default: all), a glob of Hadoop: `?`, `*`, `[a-c]`, `[^a]`, `{a,b}`,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
@@ -18,6 +17,7 @@ import pyarrow.compute as pc
 
 from headrace.connectors.formats.avro.program import children, nullable, refers
 from headrace.connectors.formats.avro.schema import AvroField, AvroRecord, AvroReference, AvroType, AvroUnion, parsed_json
+from headrace.connectors.formats.json_lines import json_number
 from headrace.connectors.formats.value_format import BadValue
 from headrace.enumerator.errors import UsageError
 
@@ -162,10 +162,8 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
             return [_plain(each) for each in value]
         case bytes():
             return value.decode("latin-1")
-        case float() if math.isnan(value):
-            return "NaN"
-        case float() if math.isinf(value):
-            return "Infinity" if value > 0 else "-Infinity"
+        case float():
+            return json_number(value)
         case _:
             return value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,11 +28,27 @@ def encode(schema: AvroType, values: pa.Array) -> pa.Array:
     check_values(values)
     binder = _Binder()
     part = binder.part(schema, values, "")
-    encoded, bad = kernel.run(part, binder.out, values)
+    encoded, bad = kernel.run(part, binder.out, _with_nulls(values))
     if bad is not None:
         row, place, code = bad
         raise UsageError(f"row {row} cannot be written as Avro: {_named(binder.places[place])} {kernel.REASONS[code]}")
     return encoded
+
+
+def _with_nulls(values: pa.Array) -> pa.Array:
+    """What is null where a value is. A union is so nowhere, but in its branches."""
+    if not pa.types.is_union(values.type):
+        return values
+    _, *buffers = values.buffers()[:3]  # pyarrow's own `type_codes` and `offsets` are not those of a slice
+    codes, offsets = (
+        pa.Array.from_buffers(kind, len(values), [None, buffer], offset=values.offset)
+        for kind, buffer in zip((pa.int8(), pa.int32()), buffers, strict=True)
+    )
+    is_null = np.zeros(len(values), bool)
+    for branch in range(values.type.num_fields):
+        rows = pc.indices_nonzero(pc.equal(codes, branch))
+        is_null[rows] = values.field(branch).is_null().take(offsets.take(rows))
+    return pa.array(is_null, mask=is_null)
 
 
 def _named(path: str) -> str:

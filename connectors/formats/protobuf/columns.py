@@ -83,11 +83,11 @@ def invalid_date_or_time(message: Any, around: frozenset[str] = frozenset()) -> 
         try:
             date(message.year, message.month, message.day)
         except ValueError:
-            return f"{message.year:04}-{message.month:02}-{message.day:02} in it is not a date"
+            return f"a {DATE} in it is not a date"
     if around and name == _TIME:
         parts = (message.hours, message.minutes, message.seconds, message.nanos)
         if not all(0 <= part < end for part, end in zip(parts, (24, 60, 60, 1_000_000_000), strict=True)):
-            return f"{parts[0]:02}:{parts[1]:02}:{parts[2]:02} in it is not a time of a day"
+            return f"a {_TIME} in it is not a time of a day"
     around |= {name}
     inner = (each for each in _within(message) if each.DESCRIPTOR.full_name not in around)
     return next(filter(None, (invalid_date_or_time(each, around) for each in inner)), None)

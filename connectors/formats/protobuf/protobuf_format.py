@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -141,23 +141,36 @@ def _descriptor(files: bytes, name: str) -> Any:  # noqa: ANN401 - the runtime h
         raise UsageError(f"the Protobuf schema cannot be used: {error}") from error
 
 
+def _handler(descriptor: Any, enums: Literal["string", "int32"]) -> Any:  # noqa: ANN401 - the runtime has no types
+    """ptars' of a type. Raises UsageError for what it panics at: fields of proto3 whose names are alike in camel case."""
+    import ptars
+
+    config = ptars.PtarsConfig(timestamp_unit="us", duration_unit="us", enum_repr=enums)
+    try:
+        return ptars.HandlerPool([descriptor.file], config=config).get_for_message(descriptor)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # which is in no module
+            raise
+        why = str(error).rpartition(": ")[2]
+        raise UsageError(
+            f"the Protobuf schema cannot be used: {why}. Ask for other fields, or rename one: values do not have the names"
+        ) from error
+
+
 class _Types:
     """A message type with the fields that are asked for, by the runtime and by ptars. Made where it is used."""
 
     def __init__(self, files: bytes, name: str) -> None:
-        import ptars
         from google.protobuf import message_factory
 
         descriptor = _descriptor(files, name)
         self.message: Any = message_factory.GetMessageClass(descriptor)
         self._has_dates_or_times = has_dates_or_times(descriptor)
-        config = ptars.PtarsConfig(timestamp_unit="us", duration_unit="us", enum_repr="string")
-        self.symbols: Any = ptars.HandlerPool([descriptor.file], config=config).get_for_message(descriptor)
+        self.symbols: Any = _handler(descriptor, "string")
         # With dates as messages: what ptars writes of a date has no day for 1970-01-01.
         has_dates = self._has_dates_or_times and name != DATE
         plain = _descriptor(messages.renamed(files, DATE, "PlainDate"), name) if has_dates else descriptor
-        config = ptars.PtarsConfig(timestamp_unit="us", duration_unit="us")
-        self.numbers: Any = ptars.HandlerPool([plain.file], config=config).get_for_message(plain)
+        self.numbers: Any = _handler(plain, "int32")
         self.kind: pa.DataType = nullable(pa.struct(list(self.symbols.schema())))
         self.number_kind: pa.DataType = nullable(pa.struct(list(self.numbers.schema())))
 

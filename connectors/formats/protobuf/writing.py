@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -157,7 +158,15 @@ def _map(place: _Place, column: pa.Array, entry: Any, kind: pa.DataType) -> pa.A
     keys, items = entries.field("key"), entries.field("value")
     inside.refuse(items.is_null(), "is null, which no map field can hold")
     made = [_one(inside, keys, key, kind.key_type), _one(inside, items, value, kind.item_type)]
+    inside.refuse(_repeated(pc.list_parent_indices(plain), made[0]), "has a key twice, of which a map field keeps the last")
     return pa.MapArray.from_arrays(_offsets(pc.list_value_length(plain)), *made, type=kind)
+
+
+def _repeated(maps: pa.Array, keys: pa.Array) -> pa.Array:
+    """Which keys there are before in the same map."""
+    entries = pa.table([maps, keys, np.arange(len(keys))], names=["map", "key", "place"])
+    first = entries.group_by(["map", "key"]).aggregate([("place", "min")])["place_min"]
+    return pa.array(np.isin(np.arange(len(keys)), first.to_numpy(), invert=True))
 
 
 def _offsets(lengths: pa.Array) -> pa.Array:

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.connectors.base.nested import cast_nested, visible, without_hidden_nulls
+from headrace.connectors.base.nested import cast_nested, record_fields, visible, without_hidden_nulls
+from headrace.connectors.formats.value_format import exactly
 from headrace.enumerator.errors import UsageError
 
 _STRICT = [
@@ -128,3 +129,19 @@ def test_what_was_cast_can_be_cast_again(inner):
     rows = pa.array([[None], None, []], loose)
     again = pa.record_batch([cast_nested(rows, strict)], names=["l"]).cast(pa.schema([("l", strict)]))
     assert again.column(0).to_pylist() == rows.to_pylist()
+
+
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_unions_are_null_where_their_record_is(is_dense):
+    """Arrow's own `flatten` and `struct_field` end the process."""
+    ids, parts = pa.array([0, 1, 0], pa.int8()), [pa.array([1, 2, 3]), pa.array(["a", "b", "c"])]
+    if is_dense:
+        union = pa.UnionArray.from_dense(ids, pa.array([0, 1, 2], pa.int32()), parts)
+    else:
+        union = pa.UnionArray.from_sparse(ids, parts)
+    record = pa.StructArray.from_arrays([parts[0], union], ["n", "u"], mask=pa.array([False, True, False]))
+    for part in (record, record.slice(1), record.slice(2)):
+        rows = [row or {"n": None, "u": None} for row in part.to_pylist()]
+        assert [each.to_pylist() for each in record_fields(part)] == [[row[name] for row in rows] for name in ("n", "u")]
+        assert visible(part).to_pylist() == part.to_pylist()
+        assert exactly(part, record.type).equals(part)

@@ -310,6 +310,15 @@ def test_rows_without_columns_are_objects_without_names_or_refused(tmp_path):
     assert left_over(FileSink(str(tmp_path / "parquet"))) == []
 
 
+def test_a_map_with_a_key_twice_is_no_json_object():
+    """The object had the name twice, which readers refuse, or take the last of."""
+    maps = [[("b", 1)], [("a", 1), ("b", 2)], None, [("b", 1)], [("a", 1), ("a", 2)]]
+    rows = pa.record_batch([pa.array(maps, pa.map_(pa.string(), pa.int32()))], names=["m"])
+    assert json_lines(rows.slice(1, 3)) == b'{"m":{"a":1,"b":2}}\n{"m":null}\n{"m":{"b":1}}\n'
+    with pytest.raises(UsageError, match="a map has a key twice"):
+        json_lines(rows.slice(3))
+
+
 _PAIRS = pa.list_(pa.int32(), 2)
 
 

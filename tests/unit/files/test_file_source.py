@@ -413,11 +413,35 @@ def test_lines_of_text_are_the_column_value(tmp_path, name):
     days = pa.schema([("day", pa.int64())])
     for columns in (None, ["day"]):
         source = FileSource(tmp_path, format="text", schema=days.append(pa.field(name, pa.string())), columns=columns)
-        with pytest.raises(CorruptDataError, match=f"a line of text is the column 'value', and the schema has '{name}'"):
+        with pytest.raises(UsageError, match=f"a line of text is the column 'value', and the schema has '{name}'"):
             rows(source)
     assert rows(FileSource(tmp_path, format="text", schema=days)) == [1]
     more = pa.schema([*days, ("value", pa.string()), (name, pa.string())])
     assert rows(FileSource(tmp_path, format="text", schema=more)) == [(1, "x", None)]
+
+
+@pytest.mark.parametrize(("format_", "kind", "message"), [
+    *(("csv", kind, "CSV cannot have the column 'value' as") for kind in (pa.list_(pa.int64()), pa.decimal256(50, 2))),
+    (Csv(newlines_in_values=True), pa.float16(), "CSV cannot have the column 'value' as halffloat: take a string"),
+    ("text", pa.int64(), "a line of text is a string, and the schema has 'value' as int64"),
+    ("jsonl", pa.date32(), "JSON values cannot be date32"),
+    ("day", pa.list_(pa.int64()), "a folder's name cannot be the column 'day' as list"),
+], ids=str)  # fmt: skip
+def test_a_type_that_the_format_does_not_have_is_a_usage_error_and_not_a_bad_file(tmp_path, format_, kind, message):
+    """With `skip` all files were left out, and with `after_read="delete"` they were deleted."""
+    (tmp_path / "day=1").mkdir()
+    (tmp_path / "day=1" / "f").write_text("value\n1\n")
+    name, format_ = ("day", "text") if format_ == "day" else ("value", format_)
+    schema = pa.schema([(name, kind), ("other", pa.string())] if name == "value" else [(name, kind)])
+    with pytest.raises(UsageError, match=message):
+        rows(FileSource(tmp_path, format=format_, schema=schema, on_bad_record="skip"))
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_string(), pa.string_view()], ids=str)
+def test_lines_of_text_are_of_any_type_of_strings(tmp_path, kind):
+    (tmp_path / "f").write_text("x\n")
+    (value,) = rows(FileSource(tmp_path, format="text", schema=pa.schema([("value", kind)])))
+    assert value == pa.scalar("x").cast(kind).as_py()
 
 
 @pytest.mark.parametrize("write", [parquet, arrow])
@@ -486,7 +510,7 @@ def test_a_time_that_the_unit_does_not_hold_is_bad(tmp_path, on_bad):
     parquet(tmp_path / "a", pa.table({"t": pa.array([5_000, 5_001], pa.timestamp("ns"))}))
     source = FileSource(str(tmp_path), schema=pa.schema([("t", pa.timestamp("us"))]), batch_rows=1, on_bad_record=on_bad)
     if on_bad == "fail":
-        with pytest.raises(CorruptDataError, match=r"a, record 1: the file cannot be read here: .* would lose data: 5001"):
+        with pytest.raises(CorruptDataError, match=r"a, record 1: the file cannot be read here: .* would lose data\. "):
             rows(source)
     else:
         assert rows(source) == [datetime(1970, 1, 1, microsecond=5), *([None] if on_bad == "keep" else [])]
@@ -622,11 +646,33 @@ def test_what_is_ahead_of_a_damaged_block_of_avro_is_read(tmp_path):
         assert kept == [*ROWS[: len(kept) - 1], (None, None)]
 
 
+def test_streams_of_arrow_in_one_file_are_all_read(tmp_path):
+    """The rows of the first were all that there were, without an error."""
+    path = tmp_path / "f"
+    stream(path)
+    first = path.read_bytes()
+    with pa.ipc.new_stream(path, pa.schema([AB.field("b"), AB.field("a")])) as writer:
+        writer.write_table(TABLE.select(["b", "a"]))
+    path.write_bytes(first + path.read_bytes())
+    assert rows(FileSource(str(tmp_path), format="arrow", split_bytes=500)) == ROWS * 2
+    assert rows(FileSource(str(tmp_path), format="arrow", columns=["b"])) == [b for _, b in ROWS] * 2
+    for left in (b"garbage, and more of it", first[: len(first) // 2]):
+        path.write_bytes(first + left)
+        kept = rows(FileSource(str(tmp_path), format="arrow", on_bad_record="keep"))
+        assert kept[: len(ROWS)] == ROWS
+        assert kept[-1] == (None, None)
+    path.write_bytes(first + b"garbage")
+    with pytest.raises(CorruptDataError, match=f"record 10: .* its byte {len(first)} of .* is not an Arrow stream"):
+        rows(FileSource(str(tmp_path), format="arrow"))
+
+
 @pytest.mark.parametrize(("folder", "kind", "value"), [
     ("p%20q=1.50", pa.decimal128(5, 2), Decimal("1.50")), ("p%20q=1.505", pa.decimal128(5, 2), None),
     ("p%20q=1", pa.int8(), 1), ("p%20q=1/p q=2", pa.int8(), None), ("p q=1e400", pa.float64(), None),
     ("p q=2024-02-29 01%3A02%3A03", pa.timestamp("us", "UTC"), datetime(2024, 2, 29, 1, 2, 3, tzinfo=UTC)),
     ("p q=2024-02-29 01%3A02%3A03+01:00", pa.timestamp("us", "UTC"), datetime(2024, 2, 29, 0, 2, 3, tzinfo=UTC)),
+    ("p q=2024-02-29", pa.timestamp("us", "UTC"), datetime(2024, 2, 29, tzinfo=UTC)),
+    ("p q=2024-02-29 01-02", pa.timestamp("us", "UTC"), datetime(2024, 2, 29, 3, tzinfo=UTC)),
     ("p q=01%3A02%3A03", pa.time32("s"), time(1, 2, 3)), ("p q=%FF", pa.string(), None),
 ])  # fmt: skip
 def test_values_and_names_in_paths(tmp_path, folder, kind, value):
@@ -645,6 +691,15 @@ def test_a_struct_with_a_field_twice_is_refused(tmp_path):
     arrow(tmp_path / "f", pa.table({"s": twice}))
     with pytest.raises(CorruptDataError, match="its column 's' is struct<x: int64, x: int64>, and the schema has"):
         rows(FileSource(str(tmp_path), format="arrow", schema=pa.schema([("s", pa.struct([("x", pa.int64())]))])))
+
+
+def test_a_union_in_a_null_record_of_another_type_is_null(tmp_path):
+    """Arrow ended the process."""
+    union = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["s", "t"])], ["i", "s"])
+    fields, mask = [pa.array([1, 2], pa.int32()), union], pa.array([False, True])
+    arrow(tmp_path / "f", pa.table({"x": pa.StructArray.from_arrays(fields, ["a", "u"], mask=mask)}))
+    schema = pa.schema([("x", pa.struct([("a", pa.int64()), ("u", union.type)]))])
+    assert rows(FileSource(str(tmp_path), format="arrow", schema=schema)) == [{"a": 1, "u": 1}, None]
 
 
 def test_an_avro_union_of_several_types_is_refused_by_name(tmp_path):
@@ -890,6 +945,15 @@ def test_bad_lines(tmp_path, format_, data, bad, on_bad, split_bytes):
         assert kept[0][1:] == kept[5][1:] == (None, None, None)
 
 
+@pytest.mark.parametrize(("format_", "data", "bad"), BAD_LINES, ids=["csv", "jsonl"])
+def test_all_columns_are_checked_where_bad_lines_are_asked_for(tmp_path, format_, data, bad):
+    """Only those that were asked for were: a dead letter alone was never there."""
+    (tmp_path / "f").write_bytes(data)
+    source = FileSource(str(tmp_path), format=format_, schema=AB, on_bad_record="keep")
+    for name in ("badValue", "badReason", "deadLetter"):
+        assert [value is None for value in rows(source.with_columns([name]))] == [row not in bad for row in range(6)]
+
+
 def test_lines_with_other_numbers_of_columns_are_not_searched_for(monkeypatch):
     """By halving, one in ten of them took a hundred times as long."""
     decoder, parsed = CsvDecoder(Csv(), AB.names, AB), []
@@ -910,6 +974,26 @@ TYPED = {
     pa.date32(): ("2024-02-29", "2024-13-01"), pa.time64("us"): ("12:00:00", "noon"), pa.binary(): ("\\", None),
     pa.timestamp("us"): ("2024-02-29 12:00", "1/2/2024"), pa.timestamp("us", "UTC"): ("2024-02-29T12:00:00Z", "soon"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "value", "reason"), [
+    (pa.timestamp("us"), "2020-03-04 00:00:00Z", "conversion error to timestamp[us]: expected no zone offset"),
+    (pa.timestamp("us", "UTC"), "2020-03-04", "expected a zone offset. If these timestamps are in local time, parse them"),
+    (pa.decimal128(5, 2), "42020.3", "Error converting to decimal128(5, 2): precision not supported by type."),
+    (pa.decimal128(5, 2), "2020-03-04", "The string is not a valid decimal128 number"),
+    (pa.decimal128(5, 2), "-42020", "Decimal value does not fit in precision of decimal128(5, 2)"),
+])  # fmt: skip
+def test_reasons_of_bad_rows_quote_nothing_of_them(kind, value, reason):
+    (bad,) = CsvDecoder(Csv(), ["a", "b"], pa.schema([("a", kind)])).decode(pa.array([f"{value},x".encode()])).bad
+    assert reason in bad.reason
+    assert "2020" not in bad.reason
+
+
+def test_the_reason_of_a_time_that_does_not_fit_does_not_have_it(tmp_path):
+    parquet(tmp_path / "f", pa.table({"t": pa.array([1234567], pa.timestamp("ns"))}))
+    source = FileSource(str(tmp_path), schema=pa.schema([("t", pa.timestamp("us"))]), on_bad_record="keep")
+    ((_, reason),) = rows(source.with_columns(["t", "badReason"]))
+    assert reason.endswith("would lose data")
 
 
 def test_values_that_a_type_never_has_are_not_searched_for(monkeypatch):

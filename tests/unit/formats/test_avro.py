@@ -287,6 +287,19 @@ def test_a_union_that_both_sides_share_keeps_its_branches():
     assert column.type_codes.to_pylist() == [1]
 
 
+@pytest.mark.parametrize("schema", ['["null", "int", "string"]', '["int", "null", "string"]', '["int", "string"]'])
+def test_a_tombstone_of_a_union_stays_one(schema):
+    """It was written as a record whose value is null."""
+    format_ = AvroFormat(schema)
+    place = json.loads(schema).index("int")
+    values = [None, bytes([2 * place, 6]), None, bytes([4, 2, 97]) if "null" in schema else b"\x02\x02a", None]
+    column = format_.decode(binary(values)).values
+    for start in range(len(values)):
+        assert format_.encode(column.slice(start)).to_pylist() == values[start:]
+    if "null" in schema:
+        assert format_.encode(format_.decode(binary([bytes([2 * (1 - place)])])).values).to_pylist() == [None]
+
+
 def test_a_branch_that_the_reader_does_not_have_is_bad_where_it_comes():
     items = [b"\x02\x06", b"\x04\x02a", b"\x00"]
     bad = {1: "the writer's branch of a union does not match the reader's schema"}

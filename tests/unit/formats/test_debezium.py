@@ -65,6 +65,30 @@ def test_the_row_before_may_have_fewer_fields_than_the_one_after(before, row):
     ]  # fmt: skip
 
 
+def test_a_field_of_several_types_is_kept():
+    """Arrow ended the process."""
+    row = pa.struct([("id", pa.int64()), ("x", pa.sparse_union([pa.field("i", pa.int32()), pa.field("s", pa.string())]))])
+    numbers, texts = pa.array([5, None, 5], pa.int32()), pa.array([None, "s", "s"])
+
+    def rows(kinds, mask):
+        x = pa.UnionArray.from_sparse(pa.array(kinds, pa.int8()), [numbers, texts], ["i", "s"])
+        return pa.StructArray.from_arrays([pa.array([1, 1, 1]), x], fields=list(row), mask=pa.array(mask))
+
+    parts = [rows([0, 0, 1], [True, False, False]), rows([0, 1, 1], [False, False, True]), pa.array(["c", "u", "d"])]
+    value = pa.StructArray.from_arrays(parts, ["before", "after", "op"])
+    made = debezium_changes(pa.record_batch({"value": value}))
+    assert [tuple(each.values()) for each in made.to_pylist()] == [
+        (1, 5, "c"), (1, None, "-U"), (1, "s", "u"), (1, "s", "d")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [change("c"), change("r", (1, "a")), change("u", (1, "a")), change("d")], ids=str)
+def test_a_change_without_its_row_is_refused(wrong):
+    """An update without `after` wrote the row of `before` as the new one, others a row of nulls."""
+    with pytest.raises(UsageError, match=f"a change of Debezium has no row: it is '{wrong['op']}'"):
+        debezium_changes(batch(change("c", None, (1, "a")), wrong))
+
+
 @pytest.mark.parametrize("op", ["t", None])
 def test_a_change_of_no_row_is_named(op):
     with pytest.raises(UsageError, match=f"is c, r, u or d, and this one is {op!r}"):

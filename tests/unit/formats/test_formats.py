@@ -170,6 +170,14 @@ def test_a_bad_json_values_reason_says_what_is_wrong_and_quotes_nothing():
     ]
 
 
+@pytest.mark.parametrize("value", [" 4111", "4_111", "41' 11"])
+def test_the_reason_that_arrow_reports_is_given_without_the_value(value):
+    kind = pa.struct([("a", pa.list_(pa.decimal128(20, 0)))])
+    (bad,) = JsonFormat(kind).decode(binary([json.dumps({"a": [value]}).encode()])).bad
+    assert bad.reason.startswith("does not fit the type: ")
+    assert "11" not in bad.reason
+
+
 def test_json_that_was_written_is_read_back():
     column = pa.array([{"a": 1, "b": 'é"\n', "l": [1.5, None], "s": {"t": True}}, None, {"a": None}], ROW)
     encoded = JsonFormat(ROW).encode(column)

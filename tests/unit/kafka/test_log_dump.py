@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import struct
 
 import pytest
 from hypothesis import given
@@ -228,6 +230,15 @@ def test_values_are_shown_as_json_by_the_schema_that_each_names_in_a_registry(ka
     assert isinstance(refused.exception, UsageError)
     assert "need --schema-registry" in str(refused.exception)
     assert "secret" not in refused.output + str(refused.exception)
+
+
+def test_floats_that_json_does_not_have_are_shown_as_strings(kafka, registry):
+    lists = {"type": "array", "items": "double"}
+    number = registry.register("t-value", {"type": "record", "name": "R", "fields": [{"name": "f", "type": lists}]})
+    floats = struct.pack("<4d", math.nan, math.inf, -math.inf, 1.5)
+    kafka.append("t", b"\0" + number.to_bytes(4, "big") + b"\x08" + floats + b"\0")
+    (shown,) = shown_by(kafka, *LOGIN, "--value-format", "avro", "--schema-registry", registry.url)
+    assert shown == '{"f": ["NaN", "Infinity", "-Infinity", 1.5]}'
 
 
 def test_a_value_that_contains_itself_is_shown_and_the_registrys_login_may_stand_in_a_file(kafka, registry, tmp_path):
