@@ -51,8 +51,8 @@ def check_sum(table: str, known: NamesSum | None, now: Names) -> None:
     """
     if known is not None and not known.may_be_of(now):
         raise UsageError(
-            f"a column of {table} was renamed, or dropped and created again, since its snapshot started: undo a renaming, or "
-            f"{NEW_SNAPSHOT}"
+            f"a column of {table} was renamed, or dropped and (as far as is known) created again, since its snapshot started: "
+            f"undo a renaming, or {NEW_SNAPSHOT}"
         )
 
 

@@ -108,17 +108,26 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
     return Table(name, destination, written, product, columns, unique, f"{insert} {written}", f"{delete} {written}")
 
 
-_PARTITIONED = "SELECT relkind = 'p' FROM pg_catalog.pg_class WHERE oid = to_regclass(:quoted)"
+_IN_HEIRS = """
+SELECT relkind = 'p' OR EXISTS (
+    SELECT FROM pg_catalog.pg_trigger WHERE tgrelid = root.oid AND NOT tgisinternal AND tgtype & 7 = 7
+) OR EXISTS (
+    SELECT FROM pg_catalog.pg_inherits JOIN pg_catalog.pg_class heir ON heir.oid = inhrelid
+    JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE inhparent = root.oid AND nspname = '_timescaledb_internal'
+) FROM pg_catalog.pg_class root WHERE oid = to_regclass(:quoted)
+"""
+"""Whether the rows of a table may be in those that inherit from it, put there by partitions, a trigger or Timescale."""
 _MAY_IGNORE = "SELECT sql LIKE '%conflict%' FROM sqlite_master WHERE name = :name COLLATE NOCASE"
 
 
 def _verbs(connection: Connection, place: Mapping[str, str | None], product: Product) -> tuple[str, str]:
-    """Without ONLY, PostgreSQL deletes in tables that inherit from this one, too; of a partitioned table all rows are there.
+    """Without ONLY, PostgreSQL deletes in tables that inherit from this one, too, where some tables have all their rows.
 
     SQLite's constraints may state (ON CONFLICT) that a row which they refuse is dropped, or replaces others; OR ABORT overrides
     that, in the table's triggers as well.
     """
-    if product is Product.POSTGRESQL and not connection.execute(text(_PARTITIONED), place).scalar():
+    if product is Product.POSTGRESQL and not connection.execute(text(_IN_HEIRS), place).scalar():
         return "INSERT INTO", "DELETE FROM ONLY"
     if product is Product.SQLITE and connection.execute(text(_MAY_IGNORE), place).scalar():
         return "INSERT OR ABORT INTO", "DELETE FROM"
@@ -168,16 +177,25 @@ def _warn_once(said: str) -> None:
     log.warning("%s", said)
 
 
-_HAS_POLICIES = "SELECT row_security_active(to_regclass(:quoted)::oid)"
+_HIDES = """
+SELECT row_security_active(place.oid) AND (
+    EXISTS (SELECT FROM pg_catalog.pg_policy WHERE polrelid = place.oid AND NOT polpermissive)
+    OR NOT EXISTS (
+        SELECT FROM pg_catalog.pg_policy
+        WHERE polrelid = place.oid AND polcmd = '*' AND 0 = ANY (polroles) AND pg_get_expr(polqual, polrelid) = 'true'
+    )
+) FROM (SELECT to_regclass(:quoted)::oid AS oid) AS place
+"""
+"""Whether policies may hide rows: they apply, and none shows all rows to everyone."""
 
 
 def check_visible(connection: Connection, table: Table) -> None:
     """Raise UsageError for a table that may have rows which this user does not see."""
     place = _place(connection, table.name)
-    if table.product is Product.POSTGRESQL and connection.execute(text(_HAS_POLICIES), place).scalar():
+    if table.product is Product.POSTGRESQL and connection.execute(text(_HIDES), place).scalar():
         raise UsageError(
             f"table {table.name!r}: its row-level security policies apply to this user, so that deletes would leave rows which "
-            "they hide, and COPY is refused: give the user BYPASSRLS, or write as the table's owner"
+            "they hide, and COPY is refused: give the user BYPASSRLS, or write as the table's owner, without FORCE"
         )
 
 

@@ -235,7 +235,10 @@ def _upsert(connection: Connection, table: Table, key: Sequence[str], names: Seq
         return f"{insert} ON DUPLICATE KEY UPDATE {changes}"
     changes = ", ".join(f"{name} = excluded.{name}" for name in others)
     action = f"DO UPDATE SET {changes}" if changes else "DO NOTHING"
-    return f"{insert} ON CONFLICT ({', '.join(_compared(connection, table, key))}) {action}"
+    # SQLite finds the row's number, which an INTEGER PRIMARY KEY is, by the column's name alone.
+    compared = _compared(connection, table, key)
+    columns = map(quote, key) if table.product is Product.SQLITE else compared
+    return f"{insert} ON CONFLICT ({', '.join(columns)}) {action}"
 
 
 def _delete(connection: Connection, table: Table, key: Sequence[str]) -> str:

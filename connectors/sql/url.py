@@ -50,8 +50,8 @@ _NO_LIMITS = (
     "wait_timeout = GREATEST(@@wait_timeout, 28800)"
 )
 
-_OF_PROGRAMS = ("charset", "use_unicode", "cursorclass", "defer_connect")
-"""Parameters of PyMySQL that are left out of an address: only by its defaults are texts and rows what they are here."""
+_OF_PROGRAMS = ("charset", "collation", "use_unicode", "cursorclass", "defer_connect")
+"""Parameters of PyMySQL that are left out of an address: only without them are texts and rows what they are here."""
 
 _REFUSED = (
     ArgumentError, TypeError, ValueError, AttributeError, FileNotFoundError, PermissionError, NotImplementedError, ssl.SSLError
@@ -62,13 +62,13 @@ _REFUSED = (
 def _session(product: Product, lock_timeout_s: float) -> tuple[str, ...]:
     """What every session is set to first: strict, in UTC, durable, without limits but for how long to wait for locks.
 
-    May write, whatever a role's default is. In PostgreSQL a statement fails if a policy would hide rows from it.
+    It may write, whatever a role's default is.
     """
     if product is Product.POSTGRESQL:
         timeout = max(1, round(lock_timeout_s * 1000))
         zone, encoding, nulls = "SET TIME ZONE 'UTC'", "SET client_encoding TO 'UTF8'", "SET array_nulls TO on"
-        rows = "SET row_security TO off", "SET default_transaction_read_only TO off"
-        return zone, encoding, nulls, f"SET lock_timeout TO {timeout}", NO_LIMITS, DURABLE, *rows
+        writes = "SET default_transaction_read_only TO off"
+        return zone, encoding, nulls, f"SET lock_timeout TO {timeout}", NO_LIMITS, DURABLE, writes
     seconds = max(1, round(lock_timeout_s))
     timeouts = f"innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
     settings = f"SET SESSION sql_mode = '{_SQL_MODE}', time_zone = '+00:00', {timeouts}, {_NO_LIMITS}"
@@ -124,8 +124,14 @@ def task_engine(url: str, lock_timeout_s: float) -> Engine:
 
 
 def driver_engine(url: str, lock_timeout_s: float) -> Engine:
-    """For a driver that is long-lived: connections are kept, and looked at before they are used again."""
-    return _engine(url, lock_timeout_s, pool_size=1, pool_pre_ping=True)
+    """For a driver that is long-lived: connections are kept, and looked at before they are used again.
+
+    In PostgreSQL a statement fails if a policy would hide lists from it. (A task's also run triggers on other tables.)
+    """
+    engine = _engine(url, lock_timeout_s, pool_size=1, pool_pre_ping=True)
+    if product_of(url) is Product.POSTGRESQL:
+        event.listen(engine, "connect", lambda connection, _: _tell(connection, ("SET row_security TO off",)))
+    return engine
 
 
 def _engine(url: str, lock_timeout_s: float, **options: Any) -> Engine:  # noqa: ANN401 - of create_engine
@@ -137,7 +143,7 @@ def _engine(url: str, lock_timeout_s: float, **options: Any) -> Engine:  # noqa:
     else:
         options["isolation_level"] = ISOLATION
         if product is Product.MYSQL:
-            parsed = parsed.difference_update_query(_OF_PROGRAMS)
+            parsed = parsed.difference_update_query(_OF_PROGRAMS).update_query_dict({"charset": "utf8mb4"})
         if "connect_timeout" not in parsed.query:
             parsed = parsed.update_query_dict({"connect_timeout": CONNECT_S})
     try:

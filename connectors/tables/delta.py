@@ -70,7 +70,7 @@ _NOT_QUOTED = "!$&'()+,/:;=@"
 """What `deltalake` writes as it is in a path, but for what Python's `quote` never changes."""
 _MISREAD_PATH = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f]")
 """What `deltalake` writes as it is, and reads as another name: `x%41` as `xA`."""
-_MISREAD_ADDRESS = re.compile(r"[#\x00-\x1f]")
+_MISREAD_ADDRESS = re.compile(r"%[0-9A-Fa-f]{2}|[#\x00-\x1f]")
 """What it drops, with what follows a `#`, so that the table would be another one."""
 _OF_COLUMNS = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.physicalName")
 

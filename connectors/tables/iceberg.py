@@ -119,6 +119,7 @@ class IcebergSink(OpenTableSink):
                 for partition in partitions:
                     spec.add_field(partition.column, partition.transform, partition.name)
             _check_names(creation.table_metadata.schema(), self.table)
+            _check_location(f"the location of {self.table}", creation.table_metadata.location)
             creation.commit_transaction()
 
     def log(self) -> TableLog:
@@ -146,12 +147,17 @@ def _check_address(uri: str) -> None:
 
 
 def _check_warehouse(address: str) -> None:
-    """Raise UsageError for one with a password, or one that PyIceberg reads up to a `?` or `#`. It may be a name with these."""
+    """Raise UsageError for one with a password, and as `_check_location`. It may be a name, and not an address."""
     check_no_password(address)
+    _check_location("the catalog's warehouse", address)
+
+
+def _check_location(what: str, address: str) -> None:
+    """Raise UsageError for an address that PyIceberg reads up to a `?` or `#`."""
     if re.match(r"file:|[^/?#]*://", address) and re.search("[?#]", address):
         raise UsageError(
-            f"the catalog's warehouse {shown_address(address)!r}: PyIceberg takes it for another place because of '?' or '#'"
-            ": rename the folder, or give a local one by its path"
+            f"{what}, {shown_address(address)!r}: PyIceberg takes it for another place because of '?' or '#': rename the "
+            "folder or table, or give a local warehouse by its path"
         )
 
 
@@ -181,6 +187,7 @@ class _IcebergLog(TableLog):
 
     def store(self) -> fs.FileSystem:
         table = self._table()
+        _check_location(f"the location of {self._name}", str(table.location()))
         assert isinstance(table.io, arrow_io.PyArrowFileIO)
         scheme, netloc, path = arrow_io.PyArrowFileIO.parse_location(table.location())
         return fs.SubTreeFileSystem(path, table.io.fs_by_scheme(scheme, netloc))

@@ -29,19 +29,20 @@ class Capabilities:
 
     Of a runner whose checkpoints a sink can follow; None for the others, which cannot write exactly once.
     """
-    is_durable: bool = True
+    is_durable: bool = False
     """Whether what a finished bundle has given outlives a failure of the pipeline. Not where all of it is in memory."""
     has_splittable: bool = True
     """Whether splittable DoFns that hand their rest on run there."""
 
 
 RUNNERS: Mapping[str, Capabilities] = {
-    "BundleBasedDirectRunner": Capabilities(Stages.ONE_BY_ONE, is_durable=False, has_splittable=False),
-    "FlinkRunner": Capabilities(check_options=flink.refuse),
-    "FnApiRunner": Capabilities(Stages.ONE_BY_ONE, is_durable=False),
-    "PortableRunner": Capabilities(check_options=flink.refuse),  # it reaches Flink's job server
-    "PrismRunner": Capabilities(is_durable=False),
-    "SwitchingDirectRunner": Capabilities(Stages.DEPENDS, is_durable=False),  # Prism where Beam can fetch it, else FnApiRunner
+    "BundleBasedDirectRunner": Capabilities(Stages.ONE_BY_ONE, has_splittable=False),
+    "DataflowRunner": Capabilities(is_durable=True),
+    "FlinkRunner": Capabilities(check_options=flink.refuse, is_durable=True),
+    "FnApiRunner": Capabilities(Stages.ONE_BY_ONE),
+    "PortableRunner": Capabilities(check_options=flink.refuse, is_durable=True),  # it reaches Flink's job server
+    "PrismRunner": Capabilities(),
+    "SwitchingDirectRunner": Capabilities(Stages.DEPENDS),  # Prism where Beam can fetch it, else FnApiRunner
 }
 """By the name of the runner's class. A runner that is not here is taken for one that streams without our checkpoints."""
 

@@ -23,8 +23,8 @@ LEAST_LIFETIME_INTERVALS = 10
 """A worker process that is replaced sooner than after this many checkpoint intervals forgets what it is about to prove."""
 
 
-COMMITTED_AFTER_CHECKPOINTS = 3
-"""At the latest: one has a transaction in its state, the next one proves it, and its commit is a call of the shard's later."""
+COMMITTED_AFTER_CHECKPOINTS = 2
+"""At the earliest: one has a transaction in its state, the next one proves it, and a later call of the shard commits."""
 
 
 class Promise(Enum):
@@ -200,7 +200,7 @@ def refuse_timeout(timeout_s: float, options: Options) -> None:
     least_s = COMMITTED_AFTER_CHECKPOINTS * interval_ms / 1000
     if timeout_s <= least_s:
         raise UsageError(
-            f"transactions time out after {timeout_s:g} s, and are committed up to {COMMITTED_AFTER_CHECKPOINTS} checkpoints "
+            f"transactions time out after {timeout_s:g} s, and are committed {COMMITTED_AFTER_CHECKPOINTS} checkpoints or more "
             f"after their start, {least_s:g} s here: give a shorter --checkpointing_interval, or a longer transaction timeout "
             "(transaction_timeout_ms)"
         )

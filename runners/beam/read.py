@@ -342,7 +342,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         if not runner.is_durable:
             name = capabilities.name_of(pbegin.pipeline)
             check_needs_no_finished(
-                self._source, f"{name} loses the rows of a pipeline that fails: run on Flink, or without it"
+                self._source, f"{name} may lose the rows of a pipeline that fails: run on Flink, or without it"
             )
         check_options = runner.check_options
         if self._publishes and check_options is not None:

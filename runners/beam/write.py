@@ -120,7 +120,7 @@ class WriteExactlyOnce(beam.PTransform[Any, Any]):
     A table gets one commit for all that a checkpoint has made durable (`headrace.runners.beam.table_committer`).
 
     Needs Flink's runner with checkpoints: raises UsageError for another runner, for options without them, and for a sink whose
-    transactions time out within three of them. The job continues
+    transactions time out within two of them. The job continues
     until it is stopped, whatever its input is. A savepoint continues in one job at a time.
     """
 

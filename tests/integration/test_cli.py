@@ -93,9 +93,9 @@ def test_a_transaction_is_described(run, sink, where, out):
     die_in_commit(sink, "job", (handle,))
     fields = dict(run("transactions", "describe", handle.transactional_id, *where[2:]).of("field"))
     assert fields["list of committables"] == "named by job job, epoch 0"
-    nobody = run("transactions", "describe", "nobody", *where[2:])
-    assert (nobody.status, nobody.out) == (1, "")
-    assert "nobody" in nobody.err
+    unknown = run("transactions", "describe", "unknown", *where[2:])
+    assert (unknown.status, unknown.out) == (1, "")
+    assert "unknown" in unknown.err
 
 
 def test_what_is_open_is_aborted_once_confirmed(run, sink, where, out, broker):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.dataflow.dataflow_runner import DataflowRunner
 from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner, SwitchingDirectRunner
 from apache_beam.runners.portability.flink_runner import FlinkRunner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
@@ -16,7 +17,7 @@ from apache_beam.runners.portability.prism_runner import PrismRunner
 from headrace.runners.beam import flink_options
 from headrace.runners.beam.capabilities import RUNNERS, Capabilities, Stages, of_runner
 
-BEAMS = (BundleBasedDirectRunner, FlinkRunner, FnApiRunner, PortableRunner, PrismRunner, SwitchingDirectRunner)
+BEAMS = (BundleBasedDirectRunner, DataflowRunner, FlinkRunner, FnApiRunner, PortableRunner, PrismRunner, SwitchingDirectRunner)
 
 
 def test_the_table_names_classes_of_beam():
@@ -26,6 +27,7 @@ def test_the_table_names_classes_of_beam():
 @pytest.mark.parametrize(
     ("runner", "stages", "checks", "is_durable"),
     [
+        (DataflowRunner, Stages.CONCURRENT, None, True),
         (FlinkRunner, Stages.CONCURRENT, flink_options.refuse, True),
         (PortableRunner, Stages.CONCURRENT, flink_options.refuse, True),
         (PrismRunner, Stages.CONCURRENT, None, False),

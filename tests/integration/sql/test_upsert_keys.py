@@ -362,3 +362,26 @@ def test_a_delete_leaves_rows_of_tables_that_inherit_and_finds_those_of_partitio
     rig.execute(f"CREATE TABLE {rig.table}_part PARTITION OF {rig.table} FOR VALUES FROM (0) TO (10)")
     changed(rig, [(1, "a", "c"), (2, "b", "c")], [(1, None, "d")])
     assert rig.rows() == [(2, "b")]
+
+
+ROUTED = """
+CREATE FUNCTION {0}_route() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+INSERT INTO {0}_heir VALUES (NEW.*) ON CONFLICT (id) DO UPDATE SET name = EXCLUDED.name; RETURN NULL; END $$
+"""
+
+
+def test_a_delete_finds_rows_that_a_trigger_has_put_into_tables_that_inherit(server):
+    rig = SqlRig(server("postgresql").url)
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20)")
+    rig.execute(f"CREATE TABLE {rig.table}_heir (PRIMARY KEY (id)) INHERITS ({rig.table})")
+    rig.execute(ROUTED.format(rig.table))
+    rig.execute(f"CREATE TRIGGER r BEFORE INSERT ON {rig.table} FOR EACH ROW EXECUTE FUNCTION {rig.table}_route()")
+    changed(rig, [(1, "a", "c"), (2, "b", "c")], [(1, None, "d")])
+    assert rig.rows() == [(2, "b")]
+
+
+def test_sqlites_number_of_a_row_is_a_key_that_has_an_index_too(tmp_path):
+    rig = SqlRig(f"sqlite:///{tmp_path}/x.db")
+    rig.create("id INTEGER NOT NULL, name VARCHAR, PRIMARY KEY (id), UNIQUE (id)")
+    changed(rig, [(1, "a", "c"), (2, "b", "c")], [(1, "c", "u")], [(2, None, "d")])
+    assert rig.rows() == [(1, "c")]

@@ -39,10 +39,11 @@ environment_cache_millis
 @pytest.mark.parametrize(
     ("timeout_s", "changes", "is_refused"),
     [
-        (30.1, {}, False),
-        (30, {}, True),
-        (900, {"checkpointing_interval": 300_000}, True),
-        (900, {"min_pause_between_checkpoints": "300000"}, True),
+        (20.1, {}, False),
+        (20, {}, True),
+        (900, {"checkpointing_interval": 300_000}, False),
+        (900, {"checkpointing_interval": 450_000}, True),
+        (900, {"min_pause_between_checkpoints": "450000"}, True),
         (math.inf, {"checkpointing_interval": 10**9}, False),
     ],
 )

@@ -422,7 +422,7 @@ class TestOnBeam:
             source = Hybrid(source, then=FileSource(tmp_path / "last", format="text", schema=schema))
         with pytest.raises(UsageError, match=r"archive or delete what was read .* read it with publish=True"):
             ReadFromSource(source)
-        with pytest.raises(UsageError, match="loses the rows of a pipeline that fails: run on Flink"):
+        with pytest.raises(UsageError, match="may lose the rows of a pipeline that fails: run on Flink"):
             self.expanded(Pipeline(source, FunctionSink(print)))
         durable = {name: replace(runner, is_durable=True) for name, runner in capabilities.RUNNERS.items()}
         monkeypatch.setattr(capabilities, "RUNNERS", durable)  # as Flink is

@@ -31,16 +31,16 @@ def test_other_changes_of_a_tables_columns_rename_none(now: Names) -> None:
 
 @pytest.mark.parametrize("now", [("id", None, None, "b", "a"), ("id", None, "a", None, "c", "b")], ids=["in between", "last"])
 def test_a_column_that_was_dropped_and_created_again_is_refused(now: Names) -> None:
-    """It is null in rows of before, and the log has no changes of them."""
+    """It is null in older rows, and the log has no changes of them."""
     with pytest.raises(UsageError, match=r"column of public.t was dropped and created again \([ab]\).*take a new snapshot"):
         check_names("public.t", KNOWN, now)
-    with pytest.raises(UsageError, match=r"renamed, or dropped and created again, since .*take a new snapshot"):
+    with pytest.raises(UsageError, match=r"renamed, or dropped and .* created again, since .*take a new snapshot"):
         check_sum("public.t", NamesSum.of(KNOWN), now)
 
 
 def test_of_several_that_were_dropped_in_a_snapshot_one_that_was_added_may_be_one() -> None:
     check_sum("public.t", NamesSum.of(KNOWN), ("id", None, None, None))
-    with pytest.raises(UsageError, match="dropped and created again"):
+    with pytest.raises(UsageError, match="created again"):
         check_sum("public.t", NamesSum.of(KNOWN), ("id", None, None, None, "a"))
 
 

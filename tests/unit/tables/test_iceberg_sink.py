@@ -341,6 +341,14 @@ def test_a_warehouse_whose_address_has_more_than_a_path_is_refused(warehouse):
         IcebergSink(TABLE, {"type": "sql", "warehouse": warehouse})
 
 
+@pytest.mark.parametrize("name", ["n.a#b", "n.a?b"])
+def test_a_table_whose_name_makes_another_place_is_not_made(folder, name):
+    catalog = {**catalog_of(folder), "warehouse": f"file://{folder}/w"}
+    with pytest.raises(UsageError, match=r"the location of n\.a.*PyIceberg takes it for another place"):
+        IcebergSink(name, catalog).create_table(pa.schema([("id", pa.int64())]))
+    assert not load_catalog(**catalog).table_exists(name)
+
+
 @pytest.mark.parametrize("name", ["a#b", "a?b", "a%41"])
 def test_a_warehouse_may_be_any_local_folder(folder, name):
     sink = IcebergSink(TABLE, {**catalog_of(folder), "warehouse": f"{folder}/{name}"})
