@@ -111,13 +111,10 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
 _IN_HEIRS = """
 SELECT relkind = 'p' OR EXISTS (
     SELECT FROM pg_catalog.pg_trigger WHERE tgrelid = root.oid AND NOT tgisinternal AND tgtype & 7 = 7
-) OR EXISTS (
-    SELECT FROM pg_catalog.pg_inherits JOIN pg_catalog.pg_class heir ON heir.oid = inhrelid
-    JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
-    WHERE inhparent = root.oid AND nspname = '_timescaledb_internal'
-) FROM pg_catalog.pg_class root WHERE oid = to_regclass(:quoted)
+) OR to_regclass('_timescaledb_catalog.hypertable') IS NOT NULL
+FROM pg_catalog.pg_class root WHERE oid = to_regclass(:quoted)
 """
-"""Whether the rows of a table may be in those that inherit from it, put there by partitions, a trigger or Timescale."""
+"""Whether the rows of a table may be in those that inherit from it, put there by partitions, a trigger or TimescaleDB."""
 _MAY_IGNORE = "SELECT sql LIKE '%conflict%' FROM sqlite_master WHERE name = :name COLLATE NOCASE"
 
 

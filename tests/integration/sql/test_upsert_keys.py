@@ -380,6 +380,21 @@ def test_a_delete_finds_rows_that_a_trigger_has_put_into_tables_that_inherit(ser
     assert rig.rows() == [(2, "b")]
 
 
+def test_a_delete_finds_rows_in_the_chunks_of_a_hypertable(server):
+    """As far as a server without TimescaleDB shows it: each table may be one."""
+    rig = SqlRig(server("postgresql").url)
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20)")
+    rig.execute(f"CREATE TABLE {rig.table}_chunk (PRIMARY KEY (id)) INHERITS ({rig.table})")
+    rig.execute(f"INSERT INTO {rig.table}_chunk VALUES (1, 'a')")
+    rig.execute("CREATE SCHEMA _timescaledb_catalog")
+    rig.execute("CREATE TABLE _timescaledb_catalog.hypertable (id INT)")
+    try:
+        changed(rig, [(1, None, "d")])
+    finally:
+        rig.execute("DROP SCHEMA _timescaledb_catalog CASCADE")
+    assert rig.rows() == []
+
+
 def test_sqlites_number_of_a_row_is_a_key_that_has_an_index_too(tmp_path):
     rig = SqlRig(f"sqlite:///{tmp_path}/x.db")
     rig.create("id INTEGER NOT NULL, name VARCHAR, PRIMARY KEY (id), UNIQUE (id)")
