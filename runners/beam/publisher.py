@@ -24,8 +24,11 @@ PUBLISH_TIMEOUT_S = 900.0
 class Publisher(Generic[SplitT]):
     """Of one DoFn instance. `note` is called at the end of each call, by its thread; what it registers in any thread."""
 
-    def __init__(self, source: Source[SplitT], worker: Worker[SplitT], timeout_s: float) -> None:
-        self._source = source
+    def __init__(
+        self, source: Source[SplitT], worker: Worker[SplitT], timeout_s: float, *, reports_finished: bool = True
+    ) -> None:
+        """`reports_finished`: whether splits whose last position is published were read to their end."""
+        self._source, self._reports_finished = source, reports_finished
         self._positions = PositionPublisher(source, worker.publish_failures)
         self._worker = worker
         self._timeout_s = timeout_s
@@ -40,7 +43,7 @@ class Publisher(Generic[SplitT]):
                 tokens.append((publication, token))
         publications = [(self._worker.publication(last.split_id), last) for last in started.unpublished]
         ended = [last for publication, last in publications if publication.settled(last)]
-        if ended and not report_finished(self._source, ended, self._worker.finishing_failures):
+        if ended and self._reports_finished and not report_finished(self._source, ended, self._worker.finishing_failures):
             ended = []  # a later call is another try
         for last in started.unpublished:
             if (last in ended or self._given_up(last)) and tracker.try_claim(Published(last.split_id)):

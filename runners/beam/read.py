@@ -6,7 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any, Generic, Literal
 
@@ -64,6 +64,8 @@ class Reading(Generic[SplitT]):
     read_s: float
     publishes: bool
     publish_timeout_s: float = PUBLISH_TIMEOUT_S
+    reports_finished: bool = True
+    """Whether a split whose last position is published was read to its end."""
 
 
 class ReadBounded(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
@@ -78,7 +80,9 @@ class ReadBounded(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
 
     def setup(self) -> None:
         self._worker = workers.join(self._reading.transform)
-        self._publisher = Publisher(self._reading.source, self._worker, self._reading.publish_timeout_s)
+        self._publisher = Publisher(
+            self._reading.source, self._worker, self._reading.publish_timeout_s, reports_finished=self._reading.reports_finished
+        )
         self._known: set[str] = set()
 
     def teardown(self) -> None:
@@ -399,5 +403,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         if self._publishes:
             # as what a restored reader finds that has read all, but does not know that it was published
             left = outputs[POSITIONS] | "Positions" >> beam.Map(Element).with_output_types(Element)
-            _ = left | "Distribute" >> beam.Reshuffle() | "Publish" >> beam.ParDo(ReadBounded(self._reading(options)))
+            # the positions are of splits that were read in part, too, but for sources that need to know
+            reading = replace(self._reading(options), reports_finished=self._source.needs_finished)
+            _ = left | "Distribute" >> beam.Reshuffle() | "Publish" >> beam.ParDo(ReadBounded(reading))
         return outputs["batches"]

@@ -67,7 +67,7 @@ class ReadLimited(beam.DoFn):
             if batch.records.num_rows:
                 times = self._event_time.micros(batch.records)
                 yield TimestampedValue(batch.records, Timestamp.now() if times is None else bounds(times)[0])
-        if self._source.needs_finished:  # what is handed on is archived or deleted, as read to its end
+        if self._source.needs_finished:  # then what is handed on is reported as read to its end
             positions = {split_id: split for split_id, split in positions.items() if split_id in read_whole}
         left: ReaderRestriction[Any] = ReaderRestriction((), tuple(positions.values()))
         encoding: ReaderFormat[Any] = ReaderFormat(self._source)

@@ -743,6 +743,14 @@ def test_a_limited_read_deletes_the_files_that_it_has_read_whole(tmp_path):
     assert (left.reading, [split.path for split in left.unpublished]) == ((), ["0.parquet"])
 
 
+def test_a_limited_read_reports_no_piece_as_finished_that_it_has_not_read():
+    source = MemoryPieces(log_of(a="12", b="34"), bounded=True)
+    with on_direct() as pipeline:
+        rows = pipeline | ReadFromSource(source, limit=Limit(1, None), publish=True)
+        assert_that(rows | beam.combiners.Count.Globally(), equal_to([1]))
+    assert source.log.finished() == []
+
+
 @pytest.mark.parametrize("runner", ["DirectRunner", "PrismRunner", "BundleBasedDirectRunner"])
 def test_after_read_is_refused_where_a_failure_of_a_later_stage_loses_the_rows(tmp_path, runner):
     pq.write_table(pa.table({"n": range(10)}), tmp_path / "a.parquet")
