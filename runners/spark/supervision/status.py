@@ -19,16 +19,17 @@ Times are of this machine's clock, for people.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import weakref
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
 from headrace.enumerator.errors import UsageError
+from headrace.runners.local.storage.lock import locked
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class StatusFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._is_locked = self._has_said = False
+        self._is_locked, self._said = False, ""
 
     def check(self) -> None:
         """Raise UsageError where it cannot be written, which is to be known before a driver starts."""
@@ -57,11 +58,9 @@ class StatusFile:
             made.write_text(json.dumps({**status, "updated": instant_in(0)}) + "\n")
             made.replace(self.path)
         except OSError as error:
-            if not self._has_said:
-                log.warning("the status could not be written to %s: %s", self.path, error)
-            self._has_said = True
+            self._warn(f"the status could not be written to {self.path}: {error}")
             return False
-        self._has_said = False
+        self._said = ""
         return True
 
     def _is_own(self) -> bool:
@@ -69,23 +68,22 @@ class StatusFile:
         if self._is_locked:
             return True
         try:
-            lock = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-        except OSError as error:  # nor can the status be written, which is logged
+            lock = locked(self.path.with_name(f".{self.path.name}.lock"), lambda file: flock(file, LOCK_EX | LOCK_NB))
+        except BlockingIOError:
+            self._warn(f"another supervisor writes its status to {self.path}: that of this one is not shown")
+            return False
+        except OSError as error:  # a disk without locks, or one on which the status cannot be written either
             log.debug("the status in %s cannot be locked: %s", self.path, error)
             return True
-        closing = weakref.finalize(self, os.close, lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            closing()
-            if not self._has_said:
-                log.warning("another supervisor writes its status to %s: that of this one is not shown", self.path)
-            self._has_said = True
-            return False
-        except OSError as error:  # a disk without locks
-            log.debug("the status in %s cannot be locked: %s", self.path, error)
+        weakref.finalize(self, os.close, lock)
         self._is_locked = True
         return True
+
+    def _warn(self, text: str) -> None:
+        """Drivers say twice a second that they live: the same is logged once."""
+        if text != self._said:
+            log.warning("%s", text)
+        self._said = text
 
 
 def instant_in(seconds: float) -> str:
