@@ -272,9 +272,10 @@ def read_tables(connection: Connection, oids: Collection[int], published: Mappin
     return tables
 
 
-def read_names(connection: Connection, oid: int) -> Names:
-    """Of all columns of a table, as they are now."""
-    return _by_number({column.number: column.name for column in _columns(connection, [oid]).get(oid, ())})
+def read_names(connection: Connection, oids: Collection[int]) -> dict[int, Names]:
+    """Of all columns of these tables, as they are now; none of a table that is gone."""
+    columns = _columns(connection, oids)
+    return {oid: _by_number({column.number: column.name for column in columns.get(oid, ())}) for oid in oids}
 
 
 def _by_number(names: Mapping[int, str]) -> Names:

@@ -232,11 +232,11 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
         self, connection: psycopg.Connection, split: LogSplit, published: Mapping[int, catalog.PublishedTable]
     ) -> None:
         known, publication = dict(split.published_by), self._source.publication
-        for each in self._source.followed:
+        followed = [each for each in self._source.followed if split.has_rows_of(each.table.oid)]
+        names = catalog.read_names(connection, [each.table.oid for each in followed])
+        for each in followed:
             oid, table = each.table.oid, each.table.full_name
-            if not split.has_rows_of(oid):
-                continue
-            check_names(table, each.table.names, catalog.read_names(connection, oid))
+            check_names(table, each.table.names, names[oid])
             if oid not in published:
                 self._left.add(oid)
                 continue

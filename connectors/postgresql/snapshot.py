@@ -120,7 +120,7 @@ def read_chunk(
     seen = None
     while seen is None:
         data, seen = _read_once(connection, table, rows)
-    check_names(table.full_name, table.names, read_names(connection, table.oid))
+    check_names(table.full_name, table.names, read_names(connection, [table.oid])[table.oid])
     flush_log(connection)
     return _texts(data, [column.name for column in table.columns]), seen
 
