@@ -95,16 +95,17 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
     destination = destination_of(connection, name, product)
     inspector = inspect(connection)
     found = inspector.get_columns(table, schema=schema)
-    bases = _domain_bases(connection, _place(connection, name)) if product is Product.POSTGRESQL else {}
+    place = _place(connection, name)
+    bases = _domain_bases(connection, place) if product is Product.POSTGRESQL else {}
     columns = {
         _unescaped(column["name"], product): dict(column, type=_stored(column["type"], bases.get(column["name"])))
         for column in found
     }
     primary = inspector.get_pk_constraint(table, schema=schema)["constrained_columns"]
-    unique = unique_keys(connection, _place(connection, name), primary, product)
+    unique = unique_keys(connection, place, primary, product)
     quote = connection.dialect.identifier_preparer.quote
     written = ".".join(quote(part) for part in (schema, table) if part is not None)
-    insert, delete = _verbs(connection, _place(connection, name), product)
+    insert, delete = _verbs(connection, place, product)
     return Table(name, destination, written, product, columns, unique, f"{insert} {written}", f"{delete} {written}")
 
 

@@ -108,7 +108,8 @@ class DeltaSink(OpenTableSink):
         misread = (_MISREAD_PATH if local else _MISREAD_ADDRESS).search(self.uri)
         if misread is not None:
             raise UsageError(
-                f"{self.uri!r}: deltalake takes this for another place because of {misread[0]!r}: rename the folder"
+                f"{self.uri!r}: deltalake takes this for another place because of {misread[0]!r}: write the character "
+                "itself, or rename the folder"
             )
         super().__post_init__()
         texts("storage_options", self.storage_options)
