@@ -168,8 +168,6 @@ $(INSTALLED) $(VENV)/.installed-demo: requirements/test.txt setup.cfg setup.py p
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	DIST_EXTRA_CONFIG=$(CURDIR)/requirements/build.cfg $(BIN)/pip install --quiet --no-compile --constraint requirements/test.txt --editable '.[$(EXTRAS)]'
-	@# Else the processes of the tests compile the same modules at the same time. Files for other versions of Python fail.
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 clean: ## Remove .venv and everything built
