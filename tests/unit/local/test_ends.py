@@ -30,7 +30,15 @@ from headrace import Pipeline
 from headrace.kafka import KafkaSink, KafkaSource, Latest
 {0}
 source = KafkaSource({1!r}, topics=["in"], columns=["key", "value"], group="g", stop={2})
-pipeline = Pipeline(source, KafkaSink({1!r}, topic="out"))
+pipeline = Pipeline(source, KafkaSink({1!r}, topic="out"), {3})
+"""
+
+NOTES = """
+from pathlib import Path
+def note(batch):
+    if b"30" in batch.column("value").to_pylist():
+        Path(__file__).with_name("has 30").touch()
+    return batch
 """
 
 
@@ -43,8 +51,8 @@ def kafka():
         yield cluster
 
 
-def job(kafka, imports="", stop="Latest()"):
-    return JOB.format(imports, kafka.bootstrap, stop)
+def job(kafka, imports="", stop="Latest()", function="None"):
+    return JOB.format(imports, kafka.bootstrap, stop, function)
 
 
 def ended(run):
@@ -72,11 +80,15 @@ def test_a_run_that_ends_says_which_positions_its_group_does_not_have(kafka, tmp
 
 def test_a_stop_takes_its_checkpoint_at_once_whatever_the_minimum_pause(kafka, tmp_path):
     """Flink's savepoints are forced checkpoints: `execution.checkpointing.min-pause` is not for them."""
-    run = Run(kafka, tmp_path, "--config", "execution.checkpointing.min-pause=1 h", workers=1, job=job(kafka, stop="None"))
+    noted = job(kafka, NOTES, stop="None", function="note")
+    run = Run(kafka, tmp_path, "--config", "execution.checkpointing.min-pause=1 h", workers=1, job=noted)
     checkpoints = (tmp_path / "checkpoints").glob
     run.wait(lambda: any(checkpoints("checkpoint-*.json")), "the first checkpoint, of whatever was read by then")
     produce(kafka, 30, 3)
+    run.wait((tmp_path / "has 30").exists, "a record that no checkpoint has")
+    assert not seen(kafka)[30]
     run.stop()
+    assert seen(kafka)[30] == 1
     assert not run.log.read_text().count("failed")
 
 
