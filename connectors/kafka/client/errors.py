@@ -190,7 +190,7 @@ _HINTS: dict[int, str] = {
     ErrorCode.ILLEGAL_GENERATION: _LIVE_MEMBERS,
     ErrorCode.UNKNOWN_MEMBER_ID: _LIVE_MEMBERS,
     ErrorCode.REBALANCE_IN_PROGRESS: "the group is rebalancing live members: stop them or choose another group",
-    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "grant this user Describe and Read on the topic",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "grant this user Read on the topic, or Write if it writes there",
     ErrorCode.GROUP_AUTHORIZATION_FAILED: "grant this user Read on the group",
     ErrorCode.UNSUPPORTED_SASL_MECHANISM: "the broker has not enabled this sasl.mechanism",
     ErrorCode.ILLEGAL_SASL_STATE: "the listener at this port expects no SASL: check security.protocol",
