@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from multiprocessing import util
+from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext, ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -52,13 +52,32 @@ def forked(modules: Iterable[str]) -> ForkContext:
 def forked_apart(modules: Iterable[str]) -> ForkServerContext:
     """Processes forked from a server that has these modules loaded: for a process with a user's threads and connections.
 
-    The modules are of no effect after the first process of it. Raises UsageError for a program that its processes cannot load.
+    The modules are of no effect after the first process of it. Raises UsageError for a program that its processes cannot load,
+    and in a process that may have none.
     """
     if getattr(sys.modules["__main__"], "__file__", None) == "<stdin>":
         raise UsageError("the program comes from standard input, and the processes of a run load its file: put it into one")
+    if multiprocessing.current_process().daemon:
+        raise UsageError(
+            "a process of multiprocessing.Pool may start no others, and a run needs some: use ProcessPoolExecutor of "
+            "concurrent.futures"
+        )
+    _forget_inherited_server()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", *modules])
     return context
+
+
+def _forget_inherited_server() -> None:
+    """Python takes a fork server of the process that this one was forked from for its own, and fails when it waits for it."""
+    server: Any = vars(forkserver)["_forkserver"]  # nothing public says whose it is
+    if server._forkserver_pid is None:
+        return
+    try:
+        os.waitid(os.P_PID, server._forkserver_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        os.close(server._forkserver_alive_fd)  # a copy of the other process's, which keeps the server
+        server._forkserver_alive_fd = server._forkserver_pid = None
 
 
 def pipe() -> tuple[Connection, Connection]:

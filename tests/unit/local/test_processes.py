@@ -539,6 +539,38 @@ def test_a_function_that_no_other_process_finds_ends_the_run_at_once(kafka, tmp_
     assert "starts again" not in done.stderr
 
 
+IN_A_POOL = """
+from {0} import {1} as Pool
+
+from headrace import Pipeline
+from headrace.files import FileSink, FileSource
+
+def copy(number):
+    Pipeline(FileSource({2!r}, format="text"), FileSink({2!r} + f"-{{number}}")).run(checkpoints={2!r} + f"-c{{number}}")
+
+if __name__ == "__main__":
+    copy(0)
+    with Pool(2) as pool:
+        print(len(list(pool.map(copy, [1, 2]))))
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "said"),
+    [("concurrent.futures", "ProcessPoolExecutor", "2"), ("multiprocessing", "Pool", "use ProcessPoolExecutor")],
+)
+def test_a_script_runs_a_pipeline_itself_and_others_in_processes(tmp_path, module, name, said):
+    """A fork of the script took the script's fork server for its own, could start nothing, and tried for ever."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "file.txt").write_text("line\n")
+    (tmp_path / "script.py").write_text(IN_A_POOL.format(module, name, str(tmp_path / "in")))
+    command, environment = [sys.executable, tmp_path / "script.py"], os.environ | {"PYTHONPATH": python_path()}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=TIMEOUT_S)
+    assert said in (done.stdout or done.stderr).splitlines()[-1]
+    assert parquet.read_table(tmp_path / "in-0").num_rows == 1
+    assert [(tmp_path / f"in-{number}").exists() for number in (1, 2)] == [bool(done.stdout)] * 2
+
+
 INTO_A_TABLE = """
 import deltalake
 from headrace import Pipeline
