@@ -132,8 +132,8 @@ def _required(values: pa.Array, kind: pa.DataType, hidden: pa.Array | None) -> p
     if types.is_list(kind) or types.is_large_list(kind):
         return type(values).from_arrays(_offsets(values), _required(values.flatten(), kind.value_type, None), type=kind)
     if types.is_map(kind):
-        items = _required(values.items, kind.item_type, None)
-        return pa.MapArray.from_arrays(_offsets(values), values.keys, items, type=kind)
+        keys, items = _required(values.keys, kind.key_type, None), _required(values.items, kind.item_type, None)
+        return pa.MapArray.from_arrays(_offsets(values), keys, items, type=kind)
     return values
 
 

@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.supervision.dry_run_source import DRY_RUN, ROWS, is_dry_run
+from headrace.spark.arrow_types import arrow_schema
 from headrace.spark.options import SinkWrite, checkpoint_location
 
 if TYPE_CHECKING:
@@ -35,24 +34,22 @@ Planned = tuple[SinkWrite[Any], list[str]]  # how to write, and which of a frame
 _IN_PARTS = ("variant", "geometry", "geography")
 """Types whose values Spark gives as structs of what it keeps them in, which no reader takes for such a value."""
 
+_NOT_IN_PYTHON = ("yearmonthinterval",)
+"""Types that Spark sends to no task."""
+
 
 def _arrow(schema: StructType) -> pa.Schema:
     """The frame's columns, as its rows have them. Raises UsageError naming one of a type that these do not have."""
-    fields: list[pa.Field] = []
     for field in schema:
-        if (kind := _in_parts(field.dataType)) is not None:
+        if (kind := _within(field.dataType, _IN_PARTS)) is not None:
             raise UsageError(
                 f"column {field.name!r}: {kind} would be written as Spark keeps it: make text or bytes of it first"
             )
-        try:
-            fields += to_arrow_schema(StructType([field]), timezone="UTC")
-        except (PySparkException, TypeError, ValueError) as error:
-            kind = field.dataType.simpleString()
-            raise UsageError(f"column {field.name!r}: {kind} cannot be written, only another type: {error}") from error
-    return pa.schema(fields)
+    return arrow_schema(schema)
 
 
-def _in_parts(kind: DataType) -> str | None:
+def _within(kind: DataType, names: tuple[str, ...]) -> str | None:
+    """The name of one of these types that is in this one, or is this one."""
     match kind:
         case StructType():
             inner = [field.dataType for field in kind]
@@ -61,8 +58,8 @@ def _in_parts(kind: DataType) -> str | None:
         case MapType():
             inner = [kind.keyType, kind.valueType]
         case _:
-            return kind.typeName() if kind.typeName() in _IN_PARTS else None
-    return next((found for each in inner if (found := _in_parts(each)) is not None), None)
+            return kind.typeName() if kind.typeName() in names else None
+    return next((found for each in inner if (found := _within(each, names)) is not None), None)
 
 
 @contextmanager
@@ -77,6 +74,7 @@ def _brought_by(extra: str) -> Iterator[None]:
 def _kafka(options: Mapping[str, str], schema: StructType) -> Planned:
     from headrace.spark.kafka_write import kafka_columns, kafka_write
 
+    arrow_schema(StructType([each for each in schema if _within(each.dataType, _NOT_IN_PYTHON)]))  # as a task gets all columns
     write = kafka_write(options, schema)
     return write, kafka_columns(schema, write.sink)
 

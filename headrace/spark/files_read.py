@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.connectors.files.read.columns import data_columns
@@ -22,6 +21,7 @@ from headrace.runners.restarts import duration_s
 from headrace.runners.spark.bounded import BoundedReader, pickled, spark_types
 from headrace.runners.spark.split_readers import SplitStreamReader
 from headrace.runners.spark.split_stream import SplitRead
+from headrace.spark.arrow_types import arrow_schema
 from headrace.spark.options import Option, OptionTable, boolean, check_for_batch, choice, integer, json_object, one_of, text
 from headrace.spark.time_zone import session_time_zone, zone
 
@@ -119,7 +119,7 @@ def file_reader(options: Mapping[str, str], schema: StructType, inferred: str | 
 
     Raises UsageError naming the option that is missing, unknown or wrong.
     """
-    arrow, given = to_arrow_schema(schema, timezone="UTC"), OPTIONS.parse(options)[0]
+    arrow, given = arrow_schema(schema), OPTIONS.parse(options)[0]
     check_for_batch(given, _STREAM_ONLY)
     return BoundedReader(pickled(_source(given, arrow, inferred, watch=False)), arrow)
 
@@ -127,7 +127,7 @@ def file_reader(options: Mapping[str, str], schema: StructType, inferred: str | 
 def file_stream_reader(options: Mapping[str, str], schema: StructType, inferred: str | None) -> SplitStreamReader[Any]:
     """A stream of the files that there are, and those that come. Raises as `file_reader`."""
     given, _ = OPTIONS.parse(options)
-    arrow = to_arrow_schema(schema, timezone="UTC")
+    arrow = arrow_schema(schema)
     read: SplitRead[Any] = SplitRead(
         source=_source(given, arrow, inferred, watch=True),
         most_splits=given.get("maxFilesPerTrigger", SplitRead.most_splits),

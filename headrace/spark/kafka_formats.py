@@ -23,6 +23,7 @@ from headrace.connectors.formats.registry.schemas import RegisteredSchema, Schem
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, quoted_part
 from headrace.connectors.kafka.read.typed import BadRecords
 from headrace.enumerator.errors import StateError, UsageError
+from headrace.spark.arrow_types import arrow_type
 from headrace.spark.time_zone import session_time_zone
 
 if TYPE_CHECKING:
@@ -434,7 +435,7 @@ def _without_schema(
             f"{field}Format={spec.name} needs the type of the {field}: with .schema('{field} struct<...>'), or in "
             f"{field}Schema the type's JSON (frame.schema.json())"
         )
-    return create_format(spec.name, arrow_type=to_arrow_type(column, timezone="UTC"), time_zone=time_zone)
+    return create_format(spec.name, arrow_type=arrow_type(field, column), time_zone=time_zone)
 
 
 def _from_json(field: Field, text: str) -> DataType:
@@ -476,7 +477,7 @@ def write_formats(
             )
         topics = (given["topic"],) if "topic" in given else ()
         formats[field] = _writer(_Said.of(field, given, topics, registry_properties), schema)
-        kind = to_arrow_type(column, timezone="UTC")
+        kind = arrow_type(field, column)
         formats[field].encode(pa.array([], kind))  # what can never fit is refused here, and not by every task
     return formats
 

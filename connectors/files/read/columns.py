@@ -245,9 +245,18 @@ def partition_schema(paths: Iterable[str]) -> pa.Schema:
 
 
 def data_columns(schema: pa.Schema, on_bad: BadRecords) -> pa.Schema:
-    """Those of a schema that files may have, and not this source: one has the name and the type of a column that it adds."""
+    """Those of a schema that files have. The others are columns that this source adds, by their names.
+
+    Raises UsageError for one of these of another type: files lack it, and all of its rows would be null.
+    """
     own = {METADATA: METADATA_TYPE} | (_BAD_TYPES if on_bad == "keep" else {})
-    return pa.schema([each for each in schema if each.name not in own or _plain(each.type) != _plain(own[each.name])])
+    for each in schema:
+        if each.name in own and _plain(each.type) != _plain(own[each.name]):
+            raise UsageError(
+                f"column {each.name!r} is {each.type} in the schema, and the source adds it as {own[each.name]}: give it that "
+                "type, or leave it out"
+            )
+    return pa.schema([each for each in schema if each.name not in own])
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:

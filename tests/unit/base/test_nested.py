@@ -99,7 +99,7 @@ def test_maps_of_views_are_visible_too():
     assert len(visible(hidden).keys) == 1
 
 
-@pytest.mark.parametrize("around", ["struct", "list", "map"])
+@pytest.mark.parametrize("around", ["struct", "list", "map", "key"])
 def test_a_cast_to_fields_that_are_never_null_minds_no_null_record(around):
     """Rows of Spark have no such fields, and tables may."""
     loose, strict = (pa.struct([pa.field("x", kind, nullable=kind == pa.int32())]) for kind in (pa.int32(), pa.int64()))
@@ -110,6 +110,9 @@ def test_a_cast_to_fields_that_are_never_null_minds_no_null_record(around):
         case "map":
             found = pa.array([[("k", {"x": 1}), ("j", None)], None], pa.map_(pa.string(), loose))
             wanted = pa.map_(pa.string(), strict)
+        case "key":
+            found = pa.array([[({"x": 1}, "a"), ({"x": 2}, None)], None], pa.map_(loose, pa.string()))
+            wanted = pa.map_(strict, pa.string())
         case _:
             found, wanted = pa.array([{"x": 1}, None], loose), strict
     cast = cast_nested(found, wanted)

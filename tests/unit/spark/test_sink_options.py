@@ -113,8 +113,8 @@ class TestConnector:
         [
             (VariantType(), "variant would be written as Spark keeps it"),
             (MapType(StringType(), ArrayType(VariantType())), "variant would be written as Spark keeps it"),
-            (YearMonthIntervalType(), "interval year to month cannot be written"),
-            (ArrayType(NullType(), containsNull=False), "array<void> cannot be written"),
+            (YearMonthIntervalType(), "interval year to month cannot be read or written"),
+            (ArrayType(NullType(), containsNull=False), "array<void> cannot be read or written"),
         ],
     )
     def test_a_column_that_rows_do_not_have_is_named(self, tmp_path, name, kind, said):
@@ -122,6 +122,29 @@ class TestConnector:
         with pytest.raises(UsageError, match=f"column 'odd': {said}"):
             planned_stream_write({"connector": name, "path": str(tmp_path / "table")}, schema, complete=False)
         assert not (tmp_path / "table").exists()
+
+    @pytest.mark.parametrize("kind", [YearMonthIntervalType(), ArrayType(YearMonthIntervalType())])
+    def test_kafka_refuses_an_interval_of_years_also_where_it_is_not_written(self, kind):
+        """Spark sends none to Python: each task failed, with a number for a reason."""
+        value = StructType([StructField("odd", kind)])
+        for schema, more in (
+            (StructType([StructField("value", StringType()), StructField("odd", kind)]), {}),
+            (StructType([StructField("value", value)]), {"valueFormat": "json"}),
+        ):
+            with pytest.raises(UsageError, match=r"column '(odd|value)': .*interval year.* cannot be read or written"):
+                planned_batch_write(KAFKA | more, schema, overwrite=False)
+        schema = StructType([StructField("value", StringType()), StructField("odd", ArrayType(NullType(), containsNull=False))])
+        assert planned_batch_write(KAFKA, schema, overwrite=False)[1] == ["value"]
+
+    @pytest.mark.parametrize(
+        ("name", "kind"), [("_metadata", StringType()), ("badReason", LongType()), ("badValue", StringType())]
+    )
+    def test_a_column_that_the_source_of_files_adds_has_its_type(self, name, kind):
+        """Files lack it, and it was null in all rows."""
+        schema = StructType([StructField("a", LongType()), StructField(name, kind)])
+        options = {"path": "/tmp", "fileFormat": "json"}
+        with pytest.raises(UsageError, match=f"column '{name}' is .* in the schema, and the source adds it as"):
+            file_reader(options | {"onBadRecord": "keep"}, schema, None)
 
     def test_kafka_takes_whole_results_as_sparks_sink_does(self):
         assert isinstance(planned_stream_write(KAFKA, SCHEMA, complete=True)[0].sink, KafkaSink)
