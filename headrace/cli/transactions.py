@@ -245,6 +245,8 @@ def abort(
     cluster = client.connect()
     transactions = Transactions(cluster)
     names = transactional_ids or _open_of(transactions, prefix, job or "")
+    if not names:
+        note(f"job {job} has no open transactions of the prefix {prefix}")
 
     def plan() -> tuple[dict[str, TransactionDescription | None], list[Planned]]:
         known = transactions.describe(dict.fromkeys(names))

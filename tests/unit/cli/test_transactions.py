@@ -26,6 +26,8 @@ from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSeri
 from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC
 from headrace.connectors.kafka.write.transactions import Answer, Producer, TransactionDescription, TransactionProtocol
 from headrace.enumerator.errors import StateError, UsageError
+from headrace.testing import FakeKafka
+from tests.helpers.command_line import run_command
 
 NOW = 1_700_000_100_000
 
@@ -188,3 +190,18 @@ def test_a_job_without_a_readable_list_is_an_error():
         plan_commit(lists(q=RECORDED), ["p"], "headrace")
     with pytest.raises(StateError, match="newer"):
         plan_commit(DurableLists("t", {}, {key_of("q"): "a newer headrace"}), ["q"], "headrace")
+
+
+def test_a_job_without_open_transactions_is_named(monkeypatch, capsys):
+    with FakeKafka() as kafka:
+        ran = run_command(monkeypatch, capsys, "transactions", "abort", "--job", "misspelt", "--bootstrap", kafka.bootstrap)
+    assert (ran.status, ran.err) == (0, "job misspelt has no open transactions of the prefix headrace\n")
+
+
+def test_the_lists_that_are_to_be_verified_are_there(monkeypatch, capsys):
+    """None were looked at, and all was reported as well."""
+    options = ["--input", "in", "--output", "in", "--commit-topic", "misspelt"]
+    with FakeKafka() as kafka:
+        kafka.create_topic("in")
+        ran = run_command(monkeypatch, capsys, "verify", *options, "--bootstrap", kafka.bootstrap)
+    assert (ran.status, "no broker knows the topic 'misspelt'" in ran.err) == (1, True)
