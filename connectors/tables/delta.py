@@ -35,7 +35,13 @@ from headrace.connectors.files.store import check_no_password, given_path, is_lo
 from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
 from headrace.connectors.tables.metadata_folder import jobs_in, refused_by_store
-from headrace.connectors.tables.rows import can_partition, check_columns, check_no_twins, check_partition_columns
+from headrace.connectors.tables.rows import (
+    can_partition,
+    check_columns,
+    check_no_twins,
+    check_partition_columns,
+    check_spelling,
+)
 from headrace.connectors.tables.sink import OpenTableSink
 from headrace.connectors.tables.statistics import Measures, delta_statistics, measures_of, within_calendar
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
@@ -72,6 +78,7 @@ _MISREAD_PATH = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f]")
 """What `deltalake` writes as it is, and reads as another name: `x%41` as `xA`."""
 _MISREAD_ADDRESS = re.compile(r"%[0-9A-Fa-f]{2}|[#\x00-\x1f]")
 """What it drops, with what follows a `#`, so that the table would be another one."""
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|/")
 _OF_COLUMNS = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.physicalName")
 
 
@@ -274,16 +281,30 @@ class _LoadedDelta(LoadedTable):
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with _translated(self._uri):
             check_columns(self._schema, columns, self._uri)
-            yield from self._dataset().to_batches(columns=list(columns))
+            dataset = self._dataset()
+            for fragment in dataset.get_fragments():
+                check_spelling(fragment.physical_schema, self._schema, f"{self._uri}: the file {fragment.path!r}")
+            yield from dataset.to_batches(columns=list(columns))
 
     def files_with(self, keys: pa.Table) -> Iterator[TableFile]:
         """Those whose least and greatest values leave space for one of the keys, or are not known."""
         with _translated(self._uri):
-            files, dataset = pa.table(self._table.get_add_actions(flatten=False)), self._dataset()
+            files = pa.table(self._table.get_add_actions(flatten=False))
+            self._check_own(files["path"].to_pylist())
+            dataset = self._dataset()
             without, logged = _paths_without(files, keys), {unquote(path): path for path in files["path"].to_pylist()}
             for fragment in dataset.get_fragments():
                 if fragment.path not in without:
                     yield _DeltaFile(fragment, logged.get(fragment.path), dataset.schema, self._schema)
+
+    def _check_own(self, paths: Sequence[str]) -> None:
+        """`deltalake` takes the address of a file of another table for a path in this one."""
+        for path in paths:
+            if _ADDRESS.match(path):
+                raise UsageError(
+                    f"{self._uri}: headrace cannot replace rows of this table: it has files of another one, as a shallow clone "
+                    f"has ({path})"
+                )
 
     def _dataset(self) -> ds.Dataset:
         # Others write timestamps as INT96, which by itself Arrow takes for nanoseconds: the year 9999 becomes another one.
@@ -340,6 +361,10 @@ class _DeltaFile(TableFile):
         return str(self._fragment.path)
 
     def read(self) -> pa.Table:
+        """Raises UsageError for columns in another case: Spark takes such files into a table (CONVERT TO DELTA)."""
+        check_spelling(
+            self._fragment.physical_schema, self._wanted, f"headrace cannot replace rows of the file {self.path!r}: it"
+        )
         return self._fragment.to_table(schema=self._schema).cast(self._wanted)
 
     def check_removable(self) -> None:

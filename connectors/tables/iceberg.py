@@ -34,7 +34,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
 from pyiceberg.io import pyarrow as arrow_io
 from pyiceberg.manifest import DataFile as IcebergFile
-from pyiceberg.manifest import DataFileContent, FileFormat
+from pyiceberg.manifest import DataFileContent, FileFormat, ManifestContent
 from pyiceberg.schema import Schema, sanitize_column_names
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId, TableRequirement
@@ -44,7 +44,7 @@ from headrace.connectors.base.arguments import mapping, text
 from headrace.connectors.files.store import check_no_password, shown_address
 from headrace.connectors.postgresql.errors import DURABLE
 from headrace.connectors.tables.handles import DataFile
-from headrace.connectors.tables.iceberg_files import read_as_it_is
+from headrace.connectors.tables.iceberg_files import files_of, read_as_it_is
 from headrace.connectors.tables.iceberg_partitions import TablePartition
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
 from headrace.connectors.tables.rows import check_columns
@@ -262,7 +262,17 @@ class _LoadedIceberg(LoadedTable):
             raise UsageError(f"{self._name}: headrace writes to tables of format version 1 and 2, and this one is newer")
 
     def check_rewritable(self) -> None:
-        """Position deletes of others are applied, and equality deletes refused, by the library when files are read."""
+        """Position deletes of others are applied by the library when files are read.
+
+        Equality deletes it refuses only where their bounds are near a key: rows of files that are written again would be back.
+        """
+        with _translated(self._name):
+            for file in files_of(self._table, ManifestContent.DELETES):
+                if file.content == DataFileContent.EQUALITY_DELETES:
+                    raise UsageError(
+                        f"{self._name}: headrace cannot replace rows of this table: it has equality deletes, which PyIceberg "
+                        "does not apply. Let the engine that has written them rewrite the table's data files"
+                    )
 
     def jobs(self) -> list[str]:
         ending = ".driver"
@@ -326,7 +336,7 @@ class _LoadedIceberg(LoadedTable):
     def refers_to(self, paths: Collection[str]) -> bool:
         wanted = {f"{self._location}/{path}" for path in paths}
         with _translated(self._name):
-            return any(task.file.file_path in wanted for task in self._table.scan().plan_files())
+            return any(file.file_path in wanted for file in files_of(self._table, ManifestContent.DATA))
 
     @property
     def _location(self) -> str:

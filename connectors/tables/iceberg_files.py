@@ -1,36 +1,50 @@
-"""Rows of an Iceberg table's file as they are, for a merge to write again: nulls stay nulls at any depth."""
+"""An Iceberg table's files, and the rows of one as they are, for a merge to write again: nulls stay nulls at any depth."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import (
     ArrowAccessor,
     ArrowProjectionVisitor,
-    ArrowScan,
     _combine_positional_deletes,
     _get_column_projection_values,
     _read_all_delete_files,
     pyarrow_to_schema,
 )
-from pyiceberg.manifest import FileFormat
+from pyiceberg.manifest import DataFile, FileFormat, ManifestContent
 from pyiceberg.schema import visit_with_partner
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import ListType, MapType
+
+from headrace.enumerator.errors import UsageError
+
+
+def files_of(table: Table, content: ManifestContent) -> Iterator[DataFile]:
+    """All of the current snapshot: of data, or of deletes. A scan leaves out some deletes, and raises for others."""
+    snapshot = table.current_snapshot()
+    for manifest in () if snapshot is None else snapshot.manifests(table.io):
+        if manifest.content == content:
+            yield from (entry.data_file for entry in manifest.fetch_manifest_entry(table.io))
 
 
 def read_as_it_is(table: Table, task: FileScanTask) -> pa.Table:
     """The rows that no position delete has removed, with the table's columns.
 
-    The library's own scan turns null lists and maps of structs into empty ones, in every file.
+    The library's own scan turns null lists and maps of structs into empty ones, in every file. Raises UsageError for a file of
+    a format that it does not read.
     """
     schema, metadata = table.schema(), table.metadata
     if task.file.file_format not in (FileFormat.PARQUET, FileFormat.ORC):
-        return ArrowScan(metadata, table.io, schema, AlwaysTrue()).to_table([task])
+        form = task.file.file_format.value
+        raise UsageError(
+            f"headrace cannot replace rows of the file {task.file.file_path!r}: PyIceberg reads no {form} files. Let the "
+            "engine that has written it write Parquet (write.format.default), and this file again"
+        )
     with table.io.new_input(task.file.file_path).open() as stored:
         if task.file.file_format == FileFormat.ORC:
             from pyarrow import orc  # which some builds of Arrow lack

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 from uuid import UUID
 
@@ -60,6 +60,33 @@ def check_no_twins(added: Collection[str], present: Collection[str], where: str)
                 f"{where}: columns {twin!r} and {name!r} differ in upper and lower case alone: Delta, and engines that read "
                 "tables, take them for one. Rename one of them"
             )
+
+
+def check_spelling(found: Iterable[pa.Field], wanted: Iterable[pa.Field], where: str) -> None:
+    """Raise UsageError for a column or field that a file has in another case alone.
+
+    Engines that compare names without regard to case find it; Arrow does not, and its values would be nulls.
+    """
+    known = {field.name: field for field in found}
+    others = {name.casefold(): name for name in known}
+    for field in wanted:
+        if field.name in known:
+            _check_spelling_within(known[field.name].type, field.type, where)
+        elif field.name.casefold() in others:
+            raise UsageError(
+                f"{where} has {others[field.name.casefold()]!r} for the table's {field.name!r}, which Arrow does not find. Let "
+                "the engine that has written the file write it again"
+            )
+
+
+def _check_spelling_within(found: pa.DataType, wanted: pa.DataType, where: str) -> None:
+    if types.is_struct(found) and types.is_struct(wanted):
+        check_spelling(found, wanted, where)
+    elif types.is_map(found) and types.is_map(wanted):
+        _check_spelling_within(found.key_type, wanted.key_type, where)
+        _check_spelling_within(found.item_type, wanted.item_type, where)
+    elif hasattr(found, "value_type") and hasattr(wanted, "value_type"):
+        _check_spelling_within(found.value_type, wanted.value_type, where)
 
 
 def can_partition(kind: pa.DataType) -> bool:

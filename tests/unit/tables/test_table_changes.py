@@ -15,7 +15,17 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.schema import Field, PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestWriterV2,
+)
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.typedef import Record
 from pyiceberg.types import StringType
 
@@ -569,7 +579,10 @@ def test_a_timestamp_that_spark_has_written_comes_through_a_merge_as_it_is(tmp_p
     )
     file = Path(rig.sink.uri if kind == "delta" else tmp_path, "theirs.parquet")
     pq.write_table(theirs, file, use_deprecated_int96_timestamps=True)
-    (_add_to_delta if kind == "delta" else _add_to_iceberg)(rig, file)
+    if kind == "delta":
+        _add_to_delta(rig, file.name)
+    else:
+        _add_to_iceberg(rig, file)
     ours = pa.RecordBatch.from_pydict({"id": [2], "name": ["ours"], "op": ["u"], "offset": [1], "until": [None]}, schema=schema)
     driver(rig.sink).commit(0, (rig.prepared(0, ours),))
     assert sorted((row["id"], row["name"], row["until"]) for row in rig.table().to_pylist()) == [
@@ -578,18 +591,97 @@ def test_a_timestamp_that_spark_has_written_comes_through_a_merge_as_it_is(tmp_p
     ]
 
 
-def _add_to_delta(rig: Rig, file: Path) -> None:
+def test_a_file_with_a_column_in_another_case_is_not_written_again(tmp_path):
+    """Spark takes one into a table (CONVERT TO DELTA). Rows of which nothing was changed lost that column's values."""
+    rig = Rig("delta", tmp_path)
+    file = Path(rig.sink.uri, "theirs.parquet")
+    pq.write_table(pa.table({"id": [1, 2], "Name": ["theirs"] * 2, "offset": [0, 0]}), file)
+    _add_to_delta(rig, file.name)
+    with pytest.raises(UsageError, match=r"the file 'theirs.parquet': it has 'Name' for the table's 'name'"):
+        rig.commit(0, (2, "ours", "u"))
+    with pytest.raises(UsageError, match=r"the file 'theirs.parquet' has 'Name' for the table's 'name'"):
+        list(rig.sink.log().load().batches(["id"]))
+
+
+def test_a_table_with_files_of_another_one_is_not_rewritten(tmp_path):
+    """A shallow clone of Spark's. Its files were looked for in the table's own folder, again and again."""
+    rig = Rig("delta", tmp_path)
     table = DeltaTable(rig.sink.uri)
+    action = AddAction("file:/another/table.parquet", 1, {}, 0, data_change=True, stats="{}")
+    table.create_write_transaction([action], "append", table.schema(), [])
+    with pytest.raises(UsageError, match=r"it has files of another one, .* \(file:/another/table.parquet\)"):
+        rig.commit(0, (2, "ours", "u"))
+
+
+def test_a_file_that_the_library_does_not_read_is_not_written_again(tmp_path):
+    """A run started again for ever."""
+    rig = Rig("iceberg", tmp_path)
+    (tmp_path / "theirs.avro").touch()
+    _add_to_iceberg(rig, tmp_path / "theirs.avro", FileFormat.AVRO)
+    with pytest.raises(UsageError, match=r"theirs.avro': PyIceberg reads no AVRO files"):
+        rig.commit(0, (2, "ours", "u"))
+
+
+class _DeleteManifest(ManifestWriterV2):
+    """PyIceberg writes none."""
+
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+
+class _AddingDelete(_FastAppendFiles):
+    """A snapshot with the equality delete of one id, as Flink's upserts write them."""
+
+    def __init__(self, file: Path, deleted: int, **more: Any) -> None:
+        super().__init__(**more)
+        bound = {1: deleted.to_bytes(8, "little")}
+        none = dict.fromkeys(("sort_order_id", "key_metadata"))
+        pq.write_table(pa.table({"id": [deleted]}), file)
+        self._delete = DataFile.from_args(
+            content=DataFileContent.EQUALITY_DELETES, file_format=FileFormat.PARQUET, spec_id=0, file_path=str(file),
+            file_size_in_bytes=file.stat().st_size, record_count=1, partition=Record(), equality_ids=[1], value_counts={1: 1},
+            null_value_counts={1: 0}, lower_bounds=bound, upper_bounds=bound, **none,
+        )  # fmt: skip
+
+    def _manifests(self) -> list[Any]:
+        schema = self._transaction.table_metadata.schema()
+        with _DeleteManifest(self.spec(0), schema, self.new_manifest_output(), self._snapshot_id, "deflate") as writer:
+            numbers = {"snapshot_id": self._snapshot_id, "sequence_number": None, "file_sequence_number": None}
+            writer.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=self._delete, **numbers))
+        return [*super()._manifests(), writer.to_manifest_file()]
+
+
+@pytest.mark.parametrize("key", [2, 5])
+def test_a_table_with_equality_deletes_is_not_rewritten(tmp_path, key):
+    """PyIceberg minds those whose bounds are near the keys: a row deleted by another came back in a file written again."""
+    rig = Rig("iceberg", tmp_path)
+    rig.commit(0, *((each, "ours", "u") for each in (1, 2, 5)))
+    table = iceberg_table(rig.folder)
+    with table.transaction() as transaction:
+        adding = {"operation": Operation.APPEND, "transaction": transaction, "io": table.io}
+        with _AddingDelete(tmp_path / "delete.parquet", 2, **adding):
+            pass
+    with pytest.raises(UsageError, match=r"it has equality deletes, which PyIceberg does not apply"):
+        rig.prepared(1, rig.batch([(key, "new", "u")]))
+    assert not rig.sink.log().load().refers_to(["not there"])
+
+
+def _add_to_delta(rig: Rig, name: str) -> None:
+    table, file = DeltaTable(rig.sink.uri), Path(rig.sink.uri, name)
     action = AddAction(file.name, file.stat().st_size, {}, 0, data_change=True, stats="{}")
     table.create_write_transaction([action], "append", table.schema(), [])
 
 
-def _add_to_iceberg(rig: Rig, file: Path) -> None:
+def _add_to_iceberg(rig: Rig, file: Path, form: FileFormat = FileFormat.PARQUET) -> None:
     """As Spark's procedures `add_files` and `migrate` do; PyIceberg refuses it."""
     table = iceberg_table(rig.folder)
     found = {"file_path": str(file), "file_size_in_bytes": file.stat().st_size, "record_count": 2, "partition": Record()}
     none = dict.fromkeys(("sort_order_id", "equality_ids", "key_metadata"))
-    added = DataFile.from_args(content=DataFileContent.DATA, file_format=FileFormat.PARQUET, spec_id=0, **found, **none)
+    added = DataFile.from_args(content=DataFileContent.DATA, file_format=form, spec_id=0, **found, **none)
     with table.transaction() as transaction:
         transaction.set_properties({"schema.name-mapping.default": table.schema().name_mapping.model_dump_json()})
         with transaction.update_snapshot().fast_append() as snapshot:
