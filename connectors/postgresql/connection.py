@@ -24,6 +24,7 @@ SESSION = {
     "lc_monetary": "C",
     # Names of types have their schema, but for those of PostgreSQL itself.
     "search_path": "",
+    "quote_all_identifiers": "off",
     # The log has rows that a policy hides from our role. A query that would leave them out fails.
     "row_security": "off",
     "statement_timeout": "0",  # also of the statement that sets the other limits

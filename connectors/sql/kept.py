@@ -29,6 +29,10 @@ _LONGEST_BYTES: tuple[tuple[type, int], ...] = (
 )
 
 
+class LimitedRecord(sql.NullType):
+    """A composite type of PostgreSQL's with a field that rounds or cuts."""
+
+
 def refused_text(column: sql.TypeEngine[Any], product: Product) -> str | None:
     """Why no text goes into a column of this type; None if texts do, maybe by a rule."""
     if product is Product.MYSQL and isinstance(column, mysql.BIT):
@@ -37,6 +41,8 @@ def refused_text(column: sql.TypeEngine[Any], product: Product) -> str | None:
         return None
     if type(column) is sql.String:  # the types "char" and name
         return "PostgreSQL cuts texts that are too long for it"
+    if isinstance(column, LimitedRecord):
+        return "one of its fields rounds or cuts"
     if isinstance(column, sql.ARRAY):
         item = column.item_type
         if isinstance(item, sql.String) and item.length is not None:

@@ -21,7 +21,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.sql.sqltypes import _Binary  # there is no public name for what all binary types have in common
 
 from headrace.connectors.sql.arrow import Field, Kind, innermost, kind_of
-from headrace.connectors.sql.kept import refused_text, rule_of
+from headrace.connectors.sql.kept import LimitedRecord, refused_text, rule_of
 from headrace.connectors.sql.unique import UniqueKey, unique_keys
 from headrace.connectors.sql.url import Product
 from headrace.enumerator.errors import UsageError
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _KNOWN = (sql.Boolean, sql.Integer, sql.Float, sql.Numeric, sql.Date, sql.DateTime, sql.Time, _Binary)
 _DOUBLE_BITS = 64
+_MICROSECONDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,21 +203,36 @@ def _unescaped(name: str, product: Product) -> str:
     return name.replace("``", "`") if product is Product.MYSQL else name
 
 
+_RECORD = "record"
 _DOMAIN_BASES = """
-    WITH RECURSIVE bases AS (
-        SELECT attname, atttypid AS type, atttypmod AS modifier, false AS of_domain FROM pg_catalog.pg_attribute
-        WHERE attrelid = to_regclass(:quoted) AND attnum > 0 AND NOT attisdropped
-        UNION ALL
-        SELECT attname, typbasetype, typtypmod, true FROM bases JOIN pg_catalog.pg_type ON pg_type.oid = type
-        WHERE typtype = 'd'
+    WITH RECURSIVE parts AS (
+        SELECT attname, atttypid AS type, atttypmod AS modifier, false AS of_domain, false AS of_record
+        FROM pg_catalog.pg_attribute WHERE attrelid = to_regclass(:quoted) AND attnum > 0 AND NOT attisdropped
+        UNION
+        SELECT attname, part.type, part.modifier, parts.of_domain OR part.of_domain, parts.of_record OR part.of_record
+        FROM parts JOIN pg_catalog.pg_type t ON t.oid = parts.type CROSS JOIN LATERAL (
+            SELECT t.typbasetype AS type, t.typtypmod AS modifier, true AS of_domain, false AS of_record WHERE t.typtype = 'd'
+            UNION ALL
+            SELECT e.oid, -1, false, false FROM pg_catalog.pg_type e
+            WHERE e.oid = t.typelem AND e.typarray = t.oid AND e.typtype IN ('d', 'c')
+            UNION ALL
+            SELECT a.atttypid, a.atttypmod, false, true FROM pg_catalog.pg_attribute a
+            WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+        ) part
     )
-    SELECT attname, format_type(type, modifier) FROM bases JOIN pg_catalog.pg_type ON pg_type.oid = type
-    WHERE of_domain AND typtype <> 'd'
+    SELECT attname, format_type(type, modifier) FROM parts JOIN pg_catalog.pg_type ON pg_type.oid = type
+    WHERE of_domain AND NOT of_record AND typtype <> 'd'
+    UNION ALL
+    SELECT attname, 'record' FROM parts
+    WHERE of_record AND (modifier <> -1 OR type IN ('money'::regtype, 'real'::regtype, '"char"'::regtype, 'name'::regtype))
 """
 
 
 def _domain_bases(connection: Connection, place: Mapping[str, str | None]) -> dict[str, str]:
-    """What the domains of a table's columns are made of, as `numeric(5,1)`: SQLAlchemy knows them without the numbers."""
+    """What the domains of a table's columns are made of, as `numeric(5,1)`: SQLAlchemy knows them without the numbers.
+
+    `_RECORD` for a composite type with a field that has such limits. Of an array it is that of the items.
+    """
     return {row[0]: row[1] for row in connection.execute(text(_DOMAIN_BASES), place)}
 
 
@@ -224,7 +240,11 @@ def _stored(column: sql.TypeEngine[Any], base: str | None) -> sql.TypeEngine[Any
     """What a domain is made of: `base`, in PostgreSQL's words."""
     while isinstance(column, postgresql.DOMAIN):
         column = column.data_type
-    return column if base is None else _limited(column, base)
+    if base is None:
+        return column
+    if isinstance(column, sql.ARRAY) and not base.endswith("[]"):
+        return sql.ARRAY(_stored(column.item_type, base))
+    return LimitedRecord() if base == _RECORD else _limited(column, base)
 
 
 def _limited(column: sql.TypeEngine[Any], base: str) -> sql.TypeEngine[Any]:
@@ -379,8 +399,11 @@ def _text(_: Kind, __: pa.DataType, column: sql.TypeEngine[Any], product: Produc
     """
     if product is Product.POSTGRESQL and not isinstance(column, sql.Float):
         is_any_number = isinstance(column, sql.Numeric) and column.precision is None
-        if is_any_number or (isinstance(column, sql.Time) and column.timezone):
+        if is_any_number:
             return None
+        if isinstance(column, sql.Time) and column.timezone:
+            precision = getattr(column, "precision", None)
+            return None if precision in (None, _MICROSECONDS) else "the column rounds"
     return "" if isinstance(column, _KNOWN) else refused_text(column, product)
 
 

@@ -84,6 +84,8 @@ def test_types_are_resolved_down_to_what_they_are_made_of(server, schema, connec
         "k": ("base", "character"),
         "j": ("base", "jsonb"),
     }
+    with connect(f"{server.url}?options=-c%20quote_all_identifiers%3Don") as other:  # by it, no hstore was found by its name
+        assert table_of(other, f"{schema}.t") == table_of(connection, f"{schema}.t")
 
 
 def test_ranges_of_users_and_multiranges_are_resolved(server, schema, connection):

@@ -65,7 +65,7 @@ POSTGRESQL = [
     ("numeric(5, 1)", pa.array(["1.25"]), None), ("time(0)", pa.array([500_000], pa.time64("us")), None),
     ("timestamp(3)", pa.array([1], pa.timestamp("us")), None),
     ("timestamptz(0)", pa.array([1], pa.timestamp("us", "UTC")), None),
-    ("interval day to hour", pa.array(["1 day 02:03"]), None),
+    ("interval day to hour", pa.array(["1 day 02:03"]), None), ("timetz(0)", pa.array(["12:00:00.6+00"]), None),
     ("varchar(3)[]", pa.array(['{"abc "}']), None), ("character(3)[]", pa.array(["{a}"]), None),
     ("numeric(5, 2)[]", pa.array(["{1.005}"]), None),
     ("timestamp(0)[]", pa.array(["{2024-01-01 00:00:00.9}"]), None), ("real[]", pa.array(["{0.123456789}"]), None),
@@ -89,6 +89,31 @@ def test_what_postgresql_would_change_is_refused(server, column, others, same, a
     assert "column 'v'" in refused(rig, others)
     if same is not None:
         assert kept(rig, pa.array(same)) == same
+
+
+@pytest.mark.filterwarnings("ignore:Did not recognize type")
+@pytest.mark.parametrize("limited", ["numeric(5, 1)", "varchar(3)", "time(0)", "money", "real"])
+@pytest.mark.parametrize("around", ["{0}_d[]", "{0}_c", "{0}_c[]", "{0}_w"])
+def test_what_postgresql_would_change_within_a_value_is_refused(server, limited, around):
+    """Items of an array of a domain, and fields of records, also in arrays and domains."""
+    rig = SqlRig(server("postgresql").url)
+    rig.execute(f"CREATE DOMAIN {rig.table}_d AS {limited}")
+    rig.execute(f"CREATE TYPE {rig.table}_c AS (a int, b {rig.table}_d)")
+    rig.execute(f"CREATE DOMAIN {rig.table}_w AS {rig.table}_c")
+    rig.create(f"id INT PRIMARY KEY, v {around.format(rig.table)}")
+    assert "column 'v'" in refused(rig, pa.array(["any text"]))
+
+
+@pytest.mark.filterwarnings("ignore:Did not recognize type")
+def test_a_record_without_limits_and_an_array_of_a_domain_take_what_they_keep(server):
+    rig = SqlRig(server("postgresql").url)
+    rig.execute(f"CREATE DOMAIN {rig.table}_d AS numeric(5, 1)")
+    rig.execute(f"CREATE TYPE {rig.table}_c AS (a int, b text)")
+    rig.create(f"id INT PRIMARY KEY, v {rig.table}_c")
+    assert [str(each) for each in kept(rig, pa.array(['(1,"x  ")']))] == ['(1,"x  ")']
+    rig.execute(f"DROP TABLE {rig.table}")
+    rig.create(f"id INT PRIMARY KEY, v {rig.table}_d[]")
+    assert kept(rig, pa.array([[Decimal("1.5"), None]])) == ["{1.5,NULL}"]
 
 
 def test_a_copy_of_a_padded_key_has_the_same_rows(server):
