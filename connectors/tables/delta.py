@@ -361,7 +361,7 @@ class _DeltaFile(TableFile):
         return str(self._fragment.path)
 
     def read(self) -> pa.Table:
-        """Raises UsageError for columns in another case: Spark takes such files into a table (CONVERT TO DELTA)."""
+        """Raises UsageError for columns in another case, which files have that were converted to a table (CONVERT TO DELTA)."""
         check_spelling(
             self._fragment.physical_schema, self._wanted, f"headrace cannot replace rows of the file {self.path!r}: it"
         )

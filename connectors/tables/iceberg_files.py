@@ -39,12 +39,13 @@ def read_as_it_is(table: Table, task: FileScanTask) -> pa.Table:
     a format that it does not read.
     """
     schema, metadata = table.schema(), table.metadata
-    if task.file.file_format not in (FileFormat.PARQUET, FileFormat.ORC):
-        form = task.file.file_format.value
-        raise UsageError(
-            f"headrace cannot replace rows of the file {task.file.file_path!r}: PyIceberg reads no {form} files. Let the "
-            "engine that has written it write Parquet (write.format.default), and this file again"
-        )
+    for file in (task.file, *task.delete_files):
+        if file.file_format not in (FileFormat.PARQUET, FileFormat.ORC):
+            raise UsageError(
+                f"headrace cannot replace rows of the file {task.file.file_path!r}: PyIceberg does not read "
+                f"{file.file_format.value} files as {file.file_path!r}. Let the engine that has written it write Parquet "
+                "(write.format.default), and the table's files again"
+            )
     with table.io.new_input(task.file.file_path).open() as stored:
         if task.file.file_format == FileFormat.ORC:
             from pyarrow import orc  # which some builds of Arrow lack

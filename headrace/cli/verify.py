@@ -268,7 +268,7 @@ def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) 
 
     if commit_topic is None:
         return 0
-    cluster.topics([commit_topic])  # it was named: epochs that nobody looked at are not well
+    cluster.topics([commit_topic])  # it was named: epochs that were not looked at are not well
     lists = read_lists(cluster, commit_topic)
     states = epoch_states(cluster, lists, topic)
     rows: list[Sequence[object]] = []

@@ -95,7 +95,12 @@ OPTIONS = OptionTable(
             "a JSON object of fsspec's options for a filesystem that is not local",
             "storage_options",
         ),
-        Option("discoveryInterval", _duration, "streaming: time between two listings. Default 10s", "discovery_interval_s"),
+        Option(
+            "discoveryInterval",
+            _duration,
+            "streaming: time between two listings. Default 10s: `processAllAvailable()` does not wait for the next one",
+            "discovery_interval_s",
+        ),
         Option("maxFilesPerTrigger", integer(1), "streaming: most files, or pieces of large files, in a batch. Default 1000"),
         Option("maxBytesPerTrigger", integer(1), "streaming: about this many bytes in a batch"),
         Option("cleanSource", one_of("off", "archive", "delete"), "streaming: what becomes of files that were read"),

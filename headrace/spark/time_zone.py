@@ -8,6 +8,7 @@ from pyspark import TaskContext
 
 from headrace.connectors.formats.json_times import check_zone
 from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.private import task_time_zone
 from headrace.spark.options import Option, text
 
 
@@ -21,15 +22,11 @@ def zone(option: Option, value: str) -> str:
 
 
 def session_time_zone() -> str:
-    """The zone of the session whose task this is. If it has no setting, Spark's is that of the driver's machine.
+    """The zone of the session whose task this is. In any other process, that of its machine.
 
-    Raises UsageError in tasks of a frame's RDD, which Spark gives no settings of the session.
+    Raises UsageError in a task of which that is not known.
     """
-    context = TaskContext.get()
-    said = None if context is None else context.getLocalProperty("spark.sql.session.timeZone")
-    if said is None and context is not None and context.getLocalProperty("spark.sql.execution.id") is None:
-        raise UsageError(
-            "there is a time without a zone, and frame.rdd, frame.foreach and frame.foreachPartition do not hand on that of "
-            "the session: give the option timeZone"
-        )
-    return said or os.environ.get("TZ") or os.path.realpath("/etc/localtime").partition("/zoneinfo/")[2] or "UTC"
+    found = task_time_zone()
+    if found is None and TaskContext.get() is not None:
+        raise UsageError("Spark does not give the session's zone, which a time without one needs: give the option timeZone")
+    return found or os.environ.get("TZ") or os.path.realpath("/etc/localtime").partition("/zoneinfo/")[2] or "UTC"

@@ -83,10 +83,22 @@ FormatT = TypeVar("FormatT", bound=PickledFormat)
 
 def read_frame(spark: SparkSession, read: StreamRead) -> DataFrame:
     """A streaming frame of the source. Raises UsageError for a type that Spark has not, and for what cannot travel to tasks."""
-    spark_types(read.source)
+    _check_times(spark, spark_types(read.source))
     source = _format_of(PipelineSourceFormat, replace(read, parallelism=told_parallelism_of(spark)))
     with active(spark), advised():
         return spark.readStream.format(register_once(spark, source)).load()
+
+
+def _check_times(spark: SparkSession, schema: StructType) -> None:
+    """Spark starts no stream with one, and names neither the column nor the setting. Frames may have them."""
+    if spark.conf.get("spark.sql.timeType.enabled", "true") == "true":
+        return
+    for field in schema:
+        if "TimeType(" in repr(field.dataType):
+            raise UsageError(
+                f"column {field.name!r} is {field.dataType.simpleString()}, which streams of Spark have only where "
+                "spark.sql.timeType.enabled is true"
+            )
 
 
 def _format_of(kind: type[FormatT], held: object) -> type[FormatT]:

@@ -8,9 +8,11 @@ of PySpark's worker processes. `tests/unit/tools/test_tidy.py` keeps underscore 
 from __future__ import annotations
 
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
@@ -83,6 +85,24 @@ def submitted_settings() -> dict[str, str]:
 
     with closing(launch_gateway()) as gateway:  # type: ignore[no-untyped-call]  # connects to the JVM that is there
         return dict(SparkConf(_jvm=gateway.jvm).getAll())
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+def task_time_zone() -> str | None:
+    """The zone of the session whose task this process runs; None in another process.
+
+    `TaskContext` has it where it was set, and not Spark's default, which is the zone of the driver's JVM: no machine's, nor
+    an executor's. Spark hands it to the program of the task, which keeps it in a variable. That is of the main thread.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        kind = frame.f_globals.get("RunnerConf")
+        if kind is not None and isinstance(settings := frame.f_locals.get("runner_conf"), kind):
+            return cast("str | None", settings.timezone)
+        frame = frame.f_back
+    return None
 
 
 # --- Hadoop's file systems --------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ WRITE_COMMITS = Right(ResourceType.TOPIC, "commits", AclOperation.WRITE)
 CREATE_COMMITS = Right(ResourceType.TOPIC, "commits", AclOperation.CREATE)
 
 
-class World:
+class Rig:
     """The topics of one test, `in` with two records, and what its user does there."""
 
     def __init__(self, cluster: BrokerCluster) -> None:
@@ -137,11 +137,11 @@ class World:
 
 
 ENOUGH = [
-    (World.read, [READ_IN]),
-    (World.read_by_the_group, [READ_IN, READ_GROUP]),
-    (World.write_exactly_once, [WRITE_OUT, WRITE_IDS, READ_COMMITS, WRITE_COMMITS, CREATE_COMMITS]),
-    (World.write_at_least_once, [WRITE_OUT]),
-    (World.lead, [READ_GROUP, READ_COMMITS, CREATE_COMMITS]),
+    (Rig.read, [READ_IN]),
+    (Rig.read_by_the_group, [READ_IN, READ_GROUP]),
+    (Rig.write_exactly_once, [WRITE_OUT, WRITE_IDS, READ_COMMITS, WRITE_COMMITS, CREATE_COMMITS]),
+    (Rig.write_at_least_once, [WRITE_OUT]),
+    (Rig.lead, [READ_GROUP, READ_COMMITS, CREATE_COMMITS]),
 ]
 """What the table in docs/how-to/security.md lists. Read and Write contain Describe."""
 
@@ -155,14 +155,14 @@ def cluster() -> Iterator[BrokerCluster]:
 
 
 @pytest.fixture
-def world(cluster):
-    return World(cluster)
+def rig(cluster):
+    return Rig(cluster)
 
 
 @pytest.mark.parametrize(("work", "rights"), ENOUGH, ids=lambda value: getattr(value, "__name__", ""))
-def test_the_rights_of_the_table_are_enough(world, work: Callable[[World], None], rights: list[Right]):
-    world.grant(*rights)
-    work(world)
+def test_the_rights_of_the_table_are_enough(rig, work: Callable[[Rig], None], rights: list[Right]):
+    rig.grant(*rights)
+    work(rig)
 
 
 LACKING = [
@@ -173,30 +173,30 @@ LACKING = [
 
 
 @pytest.mark.parametrize(("work", "rights", "lacking"), LACKING)
-def test_a_right_that_lacks_is_named(world, work, rights, lacking):
+def test_a_right_that_lacks_is_named(rig, work, rights, lacking):
     """At once, and not tried again. Regression: who could not write was advised to ask for the right to read."""
-    world.grant(*(right for right in rights if right != lacking))
+    rig.grant(*(right for right in rights if right != lacking))
     with pytest.raises(RefusedByBrokerError) as caught:
-        work(world)
+        work(rig)
     text = str(caught.value)
-    assert world.prefix + lacking.name in text
+    assert rig.prefix + lacking.name in text
     assert lacking.operation.name.capitalize() in text.partition("grant this user ")[2] or "create it beforehand" in text
 
 
 @pytest.mark.parametrize("subscribed", ["pattern", "topics"])
-def test_a_topic_whose_right_is_revoked_is_not_taken_for_deleted(world, cluster, subscribed):
+def test_a_topic_whose_right_is_revoked_is_not_taken_for_deleted(rig, cluster, subscribed):
     """A broker leaves a topic that a user may not see out of its list, as one that is gone. Granted again, it is read on."""
     right = Right(ResourceType.TOPIC, "out", AclOperation.READ)
-    world.grant(READ_IN, right)
-    given = {"pattern": world.prefix + "(in|out)", "topics": world.topics("in", "out")}[subscribed]
-    source = world.source(discovery_interval_s=0.2, **{subscribed: given})
+    rig.grant(READ_IN, right)
+    given = {"pattern": rig.prefix + "(in|out)", "topics": rig.topics("in", "out")}[subscribed]
+    source = rig.source(discovery_interval_s=0.2, **{subscribed: given})
     with closing(source.batches()) as batches:
         assert next(batches).num_rows == 2
         checkpoint = batches.checkpoint()
-        world.revoke(right)
+        rig.revoke(right)
         with pytest.raises(RefusedByBrokerError, match="grant this user Read on the topic"):
             next(batches)
-    world.grant(right)
-    produce(cluster.bootstrap, world.prefix + "out", {0: [b"later"]})
+    rig.grant(right)
+    produce(cluster.bootstrap, rig.prefix + "out", {0: [b"later"]})
     with closing(source.batches(checkpoint)) as batches:
         assert next(batches).column("value").to_pylist() == [b"later"]

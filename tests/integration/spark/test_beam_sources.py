@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 
 from headrace.beam import BeamSource
 from headrace.enumerator.errors import UsageError
-from headrace.spark import read_source
+from headrace.spark import read_source, read_stream
 from headrace.testing.memory import MemoryLog, MemorySource
 from tests.helpers import beam_files
 
@@ -94,6 +94,19 @@ def test_types_that_spark_has_in_another_form_are_converted(spark, tmp_path):
 def test_types_that_spark_does_not_have_are_refused_by_name(spark, arrow):
     with pytest.raises(UsageError, match="column 'number' of source 'beam': Spark has no type for"):
         read_source(spark, BeamSource(numbers_source(1), pa.schema([("number", arrow)])))
+
+
+def test_a_time_of_day_in_a_stream_is_refused_by_name(spark):
+    """Spark takes one in a frame, and its streams name neither column nor setting."""
+    source = BeamSource(numbers_source(1), pa.schema([("at", pa.time64("us"))]))
+    assert read_source(spark, source).dtypes == [("at", "time(6)")]
+    was = spark.conf.get("spark.sql.timeType.enabled")
+    spark.conf.set("spark.sql.timeType.enabled", "false")
+    try:
+        with pytest.raises(UsageError, match=r"column 'at' is time\(6\), .* only where spark.sql.timeType.enabled is true"):
+            read_stream(spark, source)
+    finally:
+        spark.conf.set("spark.sql.timeType.enabled", was)
 
 
 def test_times_with_and_without_a_zone(spark, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from headrace import Pipeline
@@ -233,6 +233,24 @@ TIMES = [
 ]  # fmt: skip
 
 
+def test_a_session_without_a_zone_has_that_of_the_drivers_jvm(spark, kafka):
+    """As by -Duser.timezone. Each task took the zone of its machine."""
+    kafka.append("in", b'{"t": "2020-07-01T12:00:00"}', partition=0)
+    options = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "in", "valueFormat": "json"}
+    frame = spark.read.format("headrace").options(**options).schema("value struct<t timestamp>").load()
+    zones = spark._jvm.java.util.TimeZone
+    was, default = spark.conf.get("spark.sql.session.timeZone"), zones.getDefault()
+    try:
+        spark.conf.unset("spark.sql.session.timeZone")
+        zones.setDefault(zones.getTimeZone("Asia/Tokyo"))
+        assert spark.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
+        assert frame.selectExpr("unix_seconds(value.t) AS t").collect()[0].t == 1593572400
+        assert frame.rdd.map(lambda row: row.value.t.timestamp()).collect() == [1593572400]
+    finally:
+        zones.setDefault(default)
+        spark.conf.set("spark.sql.session.timeZone", was)
+
+
 def test_json_times_are_those_of_from_json_in_the_sessions_zone(spark, kafka, query):
     kafka.append("in", *(b'{"t": "%s"}' % text.encode() for text in TIMES), partition=0)
     options = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "in", "startingOffsets": "earliest"}
@@ -247,11 +265,8 @@ def test_json_times_are_those_of_from_json_in_the_sessions_zone(spark, kafka, qu
             found = ours.selectExpr("offset", "unix_micros(value.t) AS t").collect()
             assert sorted(found) == sorted(wanted), zone
             assert sum(row.t is None for row in found) == 1
-        with pytest.raises(PythonException, match="do not hand on that of the session: give the option timeZone"):
-            ours.rdd.collect()
-        assert spark.read.format("headrace").options(**typed, timeZone=zone).schema(ours.schema).load().rdd.count() == len(
-            TIMES
-        )
+        frames, rows = ours.collect(), ours.rdd.collect()
+        assert sorted(rows, key=str) == sorted(frames, key=str)
         spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
         stream = spark.readStream.format("headrace").options(**typed).schema("value struct<t timestamp>").load()
         query.start_frame(stream, availableNow=True).awaitTermination()

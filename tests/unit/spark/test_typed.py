@@ -8,7 +8,6 @@ import json
 import logging
 import pickle
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import fastavro
@@ -163,7 +162,7 @@ def test_json_and_strings_keys_and_values(kafka):
 
 
 def test_json_times_without_a_zone_are_in_the_sessions_or_the_machines_or_that_of_the_option(kafka, monkeypatch):
-    """Spark's tasks are given the settings of their session as local properties."""
+    """Spark gives it to the program of a task, whatever was set: tests/integration/spark/test_fake_kafka.py."""
     kafka.append("flights", b'{"t": "2020-07-01T12:00:00"}', b'{"t": "2020-07-01T12:00:00.1234567Z"}')
     schema = value_of(StructField("t", TimestampType()))
 
@@ -175,8 +174,7 @@ def test_json_times_without_a_zone_are_in_the_sessions_or_the_machines_or_that_o
 
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     assert hours() == [3, 12]
-    task = SimpleNamespace(getLocalProperty={"spark.sql.session.timeZone": "GMT+5"}.get)
-    monkeypatch.setattr(time_zone.TaskContext, "get", lambda: task)
+    monkeypatch.setattr(time_zone, "task_time_zone", lambda: "GMT+5")
     assert hours() == [7, 12]
     assert hours(timeZone="America/New_York") == [16, 12]
 

@@ -618,7 +618,7 @@ def test_a_file_that_the_library_does_not_read_is_not_written_again(tmp_path):
     rig = Rig("iceberg", tmp_path)
     (tmp_path / "theirs.avro").touch()
     _add_to_iceberg(rig, tmp_path / "theirs.avro", FileFormat.AVRO)
-    with pytest.raises(UsageError, match=r"theirs.avro': PyIceberg reads no AVRO files"):
+    with pytest.raises(UsageError, match=r"theirs.avro': PyIceberg does not read AVRO files"):
         rig.commit(0, (2, "ours", "u"))
 
 
