@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import re
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from headrace.testing.servers.flink import FlinkCluster
@@ -42,6 +44,27 @@ CONFIG = {
 # For every Java that a test starts, unless the user has set other options: no test lasts until the better compiler, or a
 # collector in threads of its own, have paid for themselves.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+SHARED = {
+    "a Flink cluster": re.compile(r"tests/integration/beam/test_flink_\w+\.py"),
+    "three brokers": re.compile(r"tests/integration/kafka/test_(cluster|fetcher|source_faults|fake_kafka_against_kafka)\.py"),
+}
+"""Servers that start and idle at the cost of a test each, by the files that use them: one process of the tests has them."""
+
+
+class _SharedServers(LoadScopeScheduling):
+    """As `--dist loadfile`, but files that share servers are run by one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return next((servers for servers, files in SHARED.items() if files.fullmatch(path)), path)
+
+
+@pytest.hookimpl(optionalhook=True)  # without xdist there is none
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    """In place of xdist's own for `--dist loadfile`."""
+    return _SharedServers(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def _config() -> dict[str, str]:

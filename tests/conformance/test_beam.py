@@ -75,6 +75,7 @@ class TestPieces(OnBeam):
         return PiecesContext()
 
 
+@pytest.mark.full
 class TestHybrid(OnBeam):
     def create_external_context(self) -> HybridContext:
         return HybridContext()
@@ -85,6 +86,7 @@ class OpaqueContext(MemoryContext):
         return Opaque(super().create_source(boundedness))
 
 
+@pytest.mark.full
 class TestOpaqueSplits(OnBeam):
     def create_external_context(self) -> OpaqueContext:
         return OpaqueContext()

@@ -11,7 +11,7 @@ import pytest
 from headrace.testing import FakeKafka
 from tests.unit.local.test_processes import Run
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(120)]
 
 JOB = """
 from headrace import Pipeline

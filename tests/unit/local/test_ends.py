@@ -21,7 +21,7 @@ from headrace.testing.fake_kafka import NewRecord, Refuse
 from tests.helpers.python_path import python_path
 from tests.unit.local.test_processes import COMMAND, Run, living, produce, seen
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(120)]
 
 COORDINATOR_LOAD_IN_PROGRESS = 14
 
