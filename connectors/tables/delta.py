@@ -282,8 +282,9 @@ class _LoadedDelta(LoadedTable):
         with _translated(self._uri):
             check_columns(self._schema, columns, self._uri)
             dataset = self._dataset()
+            stored = [self._schema.field(name) for name in columns if name not in self.partitioning]
             for fragment in dataset.get_fragments():
-                check_spelling(fragment.physical_schema, self._schema, f"{self._uri}: the file {fragment.path!r}")
+                check_spelling(fragment.physical_schema, stored, f"{self._uri}: the file {fragment.path!r}")
             yield from dataset.to_batches(columns=list(columns))
 
     def files_with(self, keys: pa.Table) -> Iterator[TableFile]:
@@ -291,11 +292,11 @@ class _LoadedDelta(LoadedTable):
         with _translated(self._uri):
             files = pa.table(self._table.get_add_actions(flatten=False))
             self._check_own(files["path"].to_pylist())
-            dataset = self._dataset()
+            dataset, stored = self._dataset(), [each for each in self._schema if each.name not in self.partitioning]
             without, logged = _paths_without(files, keys), {unquote(path): path for path in files["path"].to_pylist()}
             for fragment in dataset.get_fragments():
                 if fragment.path not in without:
-                    yield _DeltaFile(fragment, logged.get(fragment.path), dataset.schema, self._schema)
+                    yield _DeltaFile(fragment, logged.get(fragment.path), dataset.schema, self._schema, stored)
 
     def _check_own(self, paths: Sequence[str]) -> None:
         """`deltalake` takes the address of a file of another table for a path in this one."""
@@ -352,9 +353,16 @@ def _metadata_within(kind: Any, outer: str = "") -> Iterator[tuple[str, Mapping[
 
 
 class _DeltaFile(TableFile):
-    def __init__(self, fragment: Any, logged: str | None, schema: pa.Schema, wanted: pa.Schema) -> None:  # noqa: ANN401 - of pyarrow's datasets
-        """`logged`: its path as the log has it, None if that is not known."""
-        self._fragment, self._logged, self._schema, self._wanted = fragment, logged, schema, wanted
+    def __init__(
+        self,
+        fragment: Any,  # noqa: ANN401 - of pyarrow's datasets
+        logged: str | None,
+        schema: pa.Schema,
+        wanted: pa.Schema,
+        stored: Sequence[pa.Field],
+    ) -> None:
+        """`logged`: its path as the log has it, None if that is not known. `stored`: columns that are in files."""
+        self._fragment, self._logged, self._schema, self._wanted, self._stored = fragment, logged, schema, wanted, stored
 
     @property
     def path(self) -> str:
@@ -363,7 +371,7 @@ class _DeltaFile(TableFile):
     def read(self) -> pa.Table:
         """Raises UsageError for columns in another case, which files have that were converted to a table (CONVERT TO DELTA)."""
         check_spelling(
-            self._fragment.physical_schema, self._wanted, f"headrace cannot replace rows of the file {self.path!r}: it"
+            self._fragment.physical_schema, self._stored, f"headrace cannot replace rows of the file {self.path!r}: it"
         )
         return self._fragment.to_table(schema=self._schema).cast(self._wanted)
 

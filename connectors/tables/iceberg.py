@@ -271,7 +271,7 @@ class _LoadedIceberg(LoadedTable):
                 if file.content == DataFileContent.EQUALITY_DELETES:
                     raise UsageError(
                         f"{self._name}: headrace cannot replace rows of this table: it has equality deletes, which PyIceberg "
-                        "does not apply. Let the engine that has written them rewrite the table's data files"
+                        "does not apply. Let another engine rewrite the table's data files, and remove the deletes"
                     )
 
     def jobs(self) -> list[str]:

@@ -20,6 +20,7 @@ from pyiceberg.manifest import DataFile, FileFormat, ManifestContent
 from pyiceberg.schema import visit_with_partner
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import ListType, MapType
+from pyiceberg.utils.concurrent import ExecutorFactory
 
 from headrace.enumerator.errors import UsageError
 
@@ -27,9 +28,9 @@ from headrace.enumerator.errors import UsageError
 def files_of(table: Table, content: ManifestContent) -> Iterator[DataFile]:
     """All of the current snapshot: of data, or of deletes. A scan leaves out some deletes, and raises for others."""
     snapshot = table.current_snapshot()
-    for manifest in () if snapshot is None else snapshot.manifests(table.io):
-        if manifest.content == content:
-            yield from (entry.data_file for entry in manifest.fetch_manifest_entry(table.io))
+    manifests = [] if snapshot is None else [each for each in snapshot.manifests(table.io) if each.content == content]
+    for entries in ExecutorFactory.get_or_create().map(lambda each: each.fetch_manifest_entry(table.io), manifests):
+        yield from (entry.data_file for entry in entries)
 
 
 def read_as_it_is(table: Table, task: FileScanTask) -> pa.Table:

@@ -62,26 +62,26 @@ def check_no_twins(added: Collection[str], present: Collection[str], where: str)
             )
 
 
-def check_spelling(found: Iterable[pa.Field], wanted: Iterable[pa.Field], where: str) -> None:
+def check_spelling(found: Iterable[pa.Field], wanted: Collection[pa.Field], where: str) -> None:
     """Raise UsageError for a column or field that a file has in another case alone.
 
     Engines that compare names without regard to case find it; Arrow does not, and its values would be nulls.
     """
-    known = {field.name: field for field in found}
-    others = {name.casefold(): name for name in known}
+    known, names = {field.name: field for field in found}, {field.name for field in wanted}
+    others = {name.lower(): name for name in known if name not in names}
     for field in wanted:
         if field.name in known:
             _check_spelling_within(known[field.name].type, field.type, where)
-        elif field.name.casefold() in others:
+        elif field.name.lower() in others:
             raise UsageError(
-                f"{where} has {others[field.name.casefold()]!r} for the table's {field.name!r}, which Arrow does not find. Let "
+                f"{where} has {others[field.name.lower()]!r} for the table's {field.name!r}, which Arrow does not find. Let "
                 "the engine that has written the file write it again"
             )
 
 
 def _check_spelling_within(found: pa.DataType, wanted: pa.DataType, where: str) -> None:
     if types.is_struct(found) and types.is_struct(wanted):
-        check_spelling(found, wanted, where)
+        check_spelling(found, list(wanted), where)
     elif types.is_map(found) and types.is_map(wanted):
         _check_spelling_within(found.key_type, wanted.key_type, where)
         _check_spelling_within(found.item_type, wanted.item_type, where)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headrace.connectors.kafka.write.names import TransactionName, parse_key
+from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, TransactionName, parse_key
 from headrace.enumerator.errors import StateError
 
 if TYPE_CHECKING:
@@ -43,10 +43,17 @@ class DurableLists:
 
 
 def read_lists(cluster: KafkaCluster, topic: str) -> DurableLists:
-    """All lists in a commit topic; empty if the topic does not exist. Waits until open writes to it have ended."""
+    """All lists in a commit topic. Waits until open writes to it have ended.
+
+    The default topic has none where it does not exist. Another one was named: raises UnknownTopicError, as a transaction on a
+    list must not be taken for one on none.
+    """
     from headrace.connectors.kafka.write.commit_log import CommitLog
 
-    return parse_lists(topic, CommitLog(cluster, topic).read())
+    records = CommitLog(cluster, topic).read()
+    if not records and topic != DEFAULT_COMMIT_TOPIC:
+        cluster.topics([topic])
+    return parse_lists(topic, records)
 
 
 def parse_lists(topic: str, records: Mapping[str, bytes]) -> DurableLists:

@@ -165,6 +165,8 @@ def abort_in_table(table: NamedTable, ids: Sequence[str], job: str | None, *, ye
 
     there = {id_of(item): item for item in table.upkeep.transactions()}
     names = ids or [name for name, item in there.items() if item.job == check_job(job or "")]
+    if not names:
+        note(f"job {job} has no open transactions in the table")
     due = [there[name] for name in names if name in there and there[name].state is not MarkState.COMMITTED]
     if due and not yes:
         note("\n".join(map(id_of, due)))

@@ -224,6 +224,8 @@ def verify_command(
     comparison = Comparison(by, parse_origin(origin_headers), examples)
     given = client.client_properties()
     cluster = client.connect()
+    if commit_topic is not None:
+        cluster.topics([commit_topic])  # it was named: epochs that are not looked at are not well
     topics = TopicReader(cluster, given)
     partial = 0
     if table is not None and rows_by is not None:
@@ -268,7 +270,6 @@ def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) 
 
     if commit_topic is None:
         return 0
-    cluster.topics([commit_topic])  # it was named: epochs that were not looked at are not well
     lists = read_lists(cluster, commit_topic)
     states = epoch_states(cluster, lists, topic)
     rows: list[Sequence[object]] = []

@@ -6,13 +6,15 @@ Names are those of Spark's own file source where it has the same; case is ignore
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from headrace.connectors.files.read.columns import data_columns
+from headrace.connectors.files.read.columns import check_own, data_columns
 from headrace.connectors.files.read.globs import name_glob
 from headrace.connectors.files.read.source import FileSource, FormatName
 from headrace.connectors.files.store import as_given
@@ -145,17 +147,27 @@ def file_stream_reader(options: Mapping[str, str], schema: StructType, inferred:
 def _source(given: Mapping[str, Any], schema: pa.Schema, inferred: str | None, *, watch: bool) -> FileSource:
     """`schema`: of the user, empty if there is none; with `inferred`, of that."""
     arguments: dict[str, Any] = {"time_zone": session_time_zone} | OPTIONS.arguments(given)
+    path, form = as_given(given["path"]), given.get("fileFormat", SparkReadFormat.PARQUET)
+    name: FormatName = "jsonl" if form is SparkReadFormat.JSON else form.value
+    if not watch:
+        arguments.pop("discovery_interval_s", None)
     if len(schema) and inferred is None:
-        arguments |= {"schema": data_columns(schema, given.get("onBadRecord", "fail")), "columns": schema.names}
+        on_bad = given.get("onBadRecord", "fail")
+        data = data_columns(schema, on_bad)
+        check_own(data, on_bad, partial(_columns_of_files, FileSource(path, format=name, **arguments)))
+        arguments |= {"schema": data, "columns": schema.names}
     if watch:
         arguments["after_read"] = _after_read(given)
-    else:
-        arguments.pop("discovery_interval_s", None)
-    form = given.get("fileFormat", SparkReadFormat.PARQUET)
-    name: FormatName = "jsonl" if form is SparkReadFormat.JSON else form.value
-    source = FileSource(as_given(given["path"]), format=name, watch=watch, **arguments)
+    source = FileSource(path, format=name, watch=watch, **arguments)
     source.plan.pin_schema(inferred)
     return source
+
+
+def _columns_of_files(source: FileSource) -> list[str]:
+    """Of the oldest one; none where there are no files yet."""
+    with suppress(UsageError):
+        return list(source.schema.names)
+    return []
 
 
 def _after_read(given: Mapping[str, Any]) -> str | None:

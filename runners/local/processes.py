@@ -71,12 +71,14 @@ def forked_apart(modules: Iterable[str]) -> ForkServerContext:
 def _forget_inherited_server() -> None:
     """Python takes a fork server of the process that this one was forked from for its own, and fails when it waits for it."""
     server: Any = vars(forkserver)["_forkserver"]  # nothing public says whose it is
-    if server._forkserver_pid is None:
-        return
-    try:
-        os.waitid(os.P_PID, server._forkserver_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        os.close(server._forkserver_alive_fd)  # a copy of the other process's, which keeps the server
+    with server._lock:
+        if server._forkserver_pid is None:
+            return
+        with suppress(ChildProcessError):
+            ended, _ = os.waitpid(server._forkserver_pid, os.WNOHANG)
+            if not ended:
+                return
+        os.close(server._forkserver_alive_fd)  # where it is another process's, a copy: the server is kept by the other one
         server._forkserver_alive_fd = server._forkserver_pid = None
 
 

@@ -42,6 +42,7 @@ def out(broker, topic):
 def sink(broker, out):
     """With a prefix and its own commit topic, as the broker is shared."""
     mark = uuid.uuid4().hex[:8]
+    create_topic(broker.bootstrap, f"commits-{mark}", configs={"cleanup.policy": "compact"})
     return kafka_sink(broker.bootstrap, out, f"commits-{mark}", transactional_id_prefix=f"p{mark}")
 
 

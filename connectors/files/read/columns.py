@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 from urllib.parse import unquote
@@ -245,18 +245,27 @@ def partition_schema(paths: Iterable[str]) -> pa.Schema:
 
 
 def data_columns(schema: pa.Schema, on_bad: BadRecords) -> pa.Schema:
-    """Those of a schema that files have. The others are columns that this source adds, by their names.
+    """Those of a schema that files may have, and not this source: one has the name and the type of a column that it adds."""
+    own = _own(on_bad)
+    return pa.schema([each for each in schema if each.name not in own or _plain(each.type) != _plain(own[each.name])])
 
-    Raises UsageError for one of these of another type: files lack it, and all of its rows would be null.
+
+def check_own(data: pa.Schema, on_bad: BadRecords, in_files: Callable[[], Collection[str]]) -> None:
+    """Raise UsageError for a column with the name of one that this source adds, of another type, which files do not have.
+
+    Its rows would be null. `in_files`: the columns of files, which is only asked where there is such a name.
     """
-    own = {METADATA: METADATA_TYPE} | (_BAD_TYPES if on_bad == "keep" else {})
-    for each in schema:
-        if each.name in own and _plain(each.type) != _plain(own[each.name]):
+    own = _own(on_bad)
+    for name in [name for name in data.names if name in own]:
+        if name not in in_files():
             raise UsageError(
-                f"column {each.name!r} is {each.type} in the schema, and the source adds it as {own[each.name]}: give it that "
-                "type, or leave it out"
+                f"column {name!r} is {data.field(name).type} in the schema, and the source adds it as {own[name]}: give it "
+                "that type, or leave it out"
             )
-    return pa.schema([each for each in schema if each.name not in own])
+
+
+def _own(on_bad: BadRecords) -> dict[str, pa.DataType]:
+    return {METADATA: METADATA_TYPE} | (_BAD_TYPES if on_bad == "keep" else {})
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:

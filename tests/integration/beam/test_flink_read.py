@@ -195,6 +195,7 @@ def as_partition(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch({"topic": batch["split"], "partition": [0] * batch.num_rows, "offset": batch["offset"]})
 
 
+@pytest.mark.long  # the same kills with offsets are among the others; pieces are in tests/conformance
 def test_pieces_found_by_a_cursor_are_read_once_whatever_is_killed(flink: FlinkCluster, tmp_path):
     """They arrive all the time, faster than one look finds them; and each is reported when it is read to its end."""
     log, witness, pieces = MemoryLog(), Witness(tmp_path / "notes"), 0

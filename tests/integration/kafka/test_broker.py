@@ -193,7 +193,7 @@ def test_a_paused_broker_answers_nothing_until_resumed(own: None) -> None:
         assert not cluster.is_running(1)
 
 
-def test_two_of_three_brokers_serve_without_the_third(cluster3_restored: BrokerCluster, topic: Callable[[], str]) -> None:
+def test_two_of_three_brokers_serve_without_the_third(three: BrokerCluster, topic: Callable[[], str]) -> None:
     name = topic()
     assert three.nodes == (1, 2, 3)
     create_topic(three.bootstrap, name, partitions=3, replication=3, configs={"min.insync.replicas": "2"})
@@ -210,13 +210,13 @@ def survivor(cluster: BrokerCluster, dead: int) -> int:
     return next(node for node in cluster.nodes if node != dead)
 
 
-def test_topics_can_be_made_while_a_broker_is_down(cluster3_restored: BrokerCluster, topic: Callable[[], str]) -> None:
+def test_topics_can_be_made_while_a_broker_is_down(three: BrokerCluster, topic: Callable[[], str]) -> None:
     three.stop(1)
     create_topic(three.bootstrap, topic(), partitions=2, replication=2)
     three.restart(1)
 
 
-def test_clusters_side_by_side_do_not_meet(own: None, cluster3_restored: BrokerCluster, topic: Callable[[], str]) -> None:
+def test_clusters_side_by_side_do_not_meet(own: None, three: BrokerCluster, topic: Callable[[], str]) -> None:
     name = topic()
     with start_broker() as one, start_broker() as other:
         create_topic(one.bootstrap, name)

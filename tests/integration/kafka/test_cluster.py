@@ -195,7 +195,7 @@ def test_a_forked_child_connects_again_and_leaves_its_parents_connections_alone(
     kafka.topics([name])
 
 
-def test_offsets_and_groups_survive_the_death_of_leaders(cluster3_restored: BrokerCluster, topic):
+def test_offsets_and_groups_survive_the_death_of_leaders(three: BrokerCluster, topic):
     name, group = created(three.bootstrap, topic, partitions=6, replication=3), topic()
     tps = [(name, number) for number in range(6)]
     produce(three.bootstrap, name, {number: [b"x"] * (number + 1) for number in range(6)})

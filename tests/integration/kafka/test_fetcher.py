@@ -391,7 +391,7 @@ def test_connections_outlive_the_fetcher_and_are_used_again(broker, kafka, topic
     assert read(kafka, sources) == written
 
 
-def test_leaders_that_die_and_come_back_lose_and_repeat_nothing(cluster3_restored: BrokerCluster, topic):
+def test_leaders_that_die_and_come_back_lose_and_repeat_nothing(three: BrokerCluster, topic):
     name, written = created(three.bootstrap, topic, partitions=6, replication=3), values(6, 4000)
     produce(three.bootstrap, name, written, **SMALL_BATCHES)
     with KafkaCluster(config(three, fetch_max_bytes=20_000, request_timeout_ms=5000)) as kafka:
@@ -413,7 +413,7 @@ def test_leaders_that_die_and_come_back_lose_and_repeat_nothing(cluster3_restore
             assert reader.read_all() == written
 
 
-def test_a_broker_that_freezes_is_waited_for_or_replaced(cluster3_restored: BrokerCluster, topic):
+def test_a_broker_that_freezes_is_waited_for_or_replaced(three: BrokerCluster, topic):
     name, written = created(three.bootstrap, topic, partitions=3, replication=3), values(3, 4000)
     produce(three.bootstrap, name, written, **SMALL_BATCHES)
     with KafkaCluster(config(three, fetch_max_bytes=20_000, request_timeout_ms=2000)) as kafka:

@@ -213,6 +213,7 @@ PHASES = {
 """Where Spark has part: which tasks it repeats, and which batch. Every phase, without Spark: test_injected_commits.py."""
 
 
+@pytest.mark.long  # test_injected_commits.py kills in each phase, and other tests here a query
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("protocol", ["v1"], indirect=True)
 @pytest.mark.usefixtures("protocol")

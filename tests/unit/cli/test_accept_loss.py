@@ -186,7 +186,8 @@ class TestForget:
         assert result.exit_code == 0
         assert (values(kafka), ongoing(sink, JOB)) == ([], [])
 
-    def test_a_job_of_whom_nothing_is_known_is_an_error(self, run):
+    def test_a_job_of_whom_nothing_is_known_is_an_error(self, kafka, run):
+        kafka.create_topic("commits")
         result = run("forget", "--yes")
         assert isinstance(result.exception, StateError)
         assert "nothing is known of job job" in str(result.exception)

@@ -198,6 +198,14 @@ def test_a_job_without_open_transactions_is_named(monkeypatch, capsys):
     assert (ran.status, ran.err) == (0, "job misspelt has no open transactions of the prefix headrace\n")
 
 
+def test_no_transaction_is_aborted_where_the_lists_that_may_name_it_are_not_found(monkeypatch, capsys):
+    """It was taken for one on no list, whatever the right topic had."""
+    options = ["--job", "q", "--commit-topic", "misspelt", "--yes"]
+    with FakeKafka() as kafka:
+        ran = run_command(monkeypatch, capsys, "transactions", "abort", *options, "--bootstrap", kafka.bootstrap)
+    assert (ran.status, "no broker knows the topic 'misspelt'" in ran.err) == (1, True)
+
+
 def test_the_lists_that_are_to_be_verified_are_there(monkeypatch, capsys):
     """None were looked at, and all was reported as well."""
     options = ["--input", "in", "--output", "in", "--commit-topic", "misspelt"]

@@ -139,12 +139,16 @@ class TestConnector:
     @pytest.mark.parametrize(
         ("name", "kind"), [("_metadata", StringType()), ("badReason", LongType()), ("badValue", StringType())]
     )
-    def test_a_column_that_the_source_of_files_adds_has_its_type(self, name, kind):
+    def test_a_column_that_the_source_of_files_adds_has_its_type_unless_files_have_one(self, tmp_path, name, kind):
         """Files lack it, and it was null in all rows."""
         schema = StructType([StructField("a", LongType()), StructField(name, kind)])
-        options = {"path": "/tmp", "fileFormat": "json"}
-        with pytest.raises(UsageError, match=f"column '{name}' is .* in the schema, and the source adds it as"):
-            file_reader(options | {"onBadRecord": "keep"}, schema, None)
+        options = {"path": str(tmp_path), "fileFormat": "json", "onBadRecord": "keep"}
+        for text in ("", '{"a": 1}'):
+            (tmp_path / "file.json").write_text(text)
+            with pytest.raises(UsageError, match=f"column '{name}' is .* in the schema, and the source adds it as"):
+                file_reader(options, schema, None)
+        (tmp_path / "file.json").write_text(json.dumps({"a": 1, name: 2}))
+        file_reader(options, schema, None)
 
     def test_kafka_takes_whole_results_as_sparks_sink_does(self):
         assert isinstance(planned_stream_write(KAFKA, SCHEMA, complete=True)[0].sink, KafkaSink)

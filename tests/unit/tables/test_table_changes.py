@@ -600,7 +600,22 @@ def test_a_file_with_a_column_in_another_case_is_not_written_again(tmp_path):
     with pytest.raises(UsageError, match=r"the file 'theirs.parquet': it has 'Name' for the table's 'name'"):
         rig.commit(0, (2, "ours", "u"))
     with pytest.raises(UsageError, match=r"the file 'theirs.parquet' has 'Name' for the table's 'name'"):
-        list(rig.sink.log().load().batches(["id"]))
+        list(rig.sink.log().load().batches(["id", "name"]))
+    assert sum(each.num_rows for each in rig.sink.log().load().batches(["id"])) == 2
+
+
+def test_what_a_file_has_for_a_partition_is_not_looked_at(tmp_path):
+    """Its values are the log's, whatever columns the file has."""
+    rig = Rig("delta", tmp_path, partition_by=["name"])
+    folder = Path(rig.sink.uri, "name=theirs")
+    folder.mkdir()
+    pq.write_table(pa.table({"id": [1, 2], "Name": ["theirs"] * 2, "offset": [0, 0], "op": ["c"] * 2}), folder / "a.parquet")
+    table = DeltaTable(rig.sink.uri)
+    size = (folder / "a.parquet").stat().st_size
+    action = AddAction("name=theirs/a.parquet", size, {"name": "theirs"}, 0, data_change=True, stats="{}")
+    table.create_write_transaction([action], "append", table.schema(), ["name"])
+    rig.commit(0, (2, "ours", "u"))
+    assert rig.rows() == {1: "theirs", 2: "ours"}
 
 
 def test_a_table_with_files_of_another_one_is_not_rewritten(tmp_path):
