@@ -573,6 +573,7 @@ def test_a_script_runs_a_pipeline_itself_and_others_in_processes(tmp_path, modul
 
 INTO_A_TABLE = """
 import deltalake
+import pyarrow as pa
 from headrace import Pipeline
 from headrace.delta import DeltaSink
 from headrace.kafka import KafkaSource, Latest
@@ -584,7 +585,8 @@ sink.create_table(source.schema)
 pipeline = Pipeline(source, sink)
 if __name__ == "__main__":
     pipeline.run(checkpoints={1!r} + "-checkpoints")
-    print(deltalake.DeltaTable({1!r}).to_pyarrow_table().num_rows)
+    # not by reading it: Arrow's threads have ended a process by SIGABRT as it exited
+    print(sum(pa.table(deltalake.DeltaTable({1!r}).get_add_actions()).column("num_records").to_pylist()))
 """
 
 
