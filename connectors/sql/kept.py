@@ -29,8 +29,14 @@ _LONGEST_BYTES: tuple[tuple[type, int], ...] = (
 )
 
 
-class LimitedRecord(sql.NullType):
+class LimitedRecord(sql.UserDefinedType[Any]):
     """A composite type of PostgreSQL's with a field that rounds or cuts."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: object) -> str:
+        """For messages."""
+        return "a composite type"
 
 
 def refused_text(column: sql.TypeEngine[Any], product: Product) -> str | None:
@@ -45,7 +51,7 @@ def refused_text(column: sql.TypeEngine[Any], product: Product) -> str | None:
         return "one of its fields rounds or cuts"
     if isinstance(column, sql.ARRAY):
         item = column.item_type
-        if isinstance(item, sql.String) and item.length is not None:
+        if isinstance(item, sql.String) and not isinstance(item, sql.Enum) and item.length is not None:
             return "PostgreSQL cuts spaces at the end of its texts, or adds some"
         is_limited = isinstance(item, sql.Numeric | sql.DateTime | sql.Time) and getattr(item, "precision", None) is not None
         return "the column rounds" if is_limited or isinstance(item, sql.REAL) else refused_text(item, product)

@@ -223,8 +223,15 @@ _DOMAIN_BASES = """
     SELECT attname, format_type(type, modifier) FROM parts JOIN pg_catalog.pg_type ON pg_type.oid = type
     WHERE of_domain AND NOT of_record AND typtype <> 'd'
     UNION ALL
-    SELECT attname, 'record' FROM parts
-    WHERE of_record AND (modifier <> -1 OR type IN ('money'::regtype, 'real'::regtype, '"char"'::regtype, 'name'::regtype))
+    SELECT attname, 'record' FROM parts CROSS JOIN LATERAL (
+        SELECT coalesce((SELECT e.typname FROM pg_catalog.pg_type e WHERE e.typarray = parts.type), typname) AS item
+        FROM pg_catalog.pg_type WHERE oid = parts.type
+    ) named
+    WHERE of_record AND (
+        item IN ('money', 'float4', 'char', 'name')
+        OR modifier <> -1 AND item IN ('numeric', 'varchar', 'bpchar', 'interval')
+        OR modifier BETWEEN 0 AND 5 AND item IN ('time', 'timetz', 'timestamp', 'timestamptz')
+    )
 """
 
 
@@ -260,7 +267,7 @@ def _limited(column: sql.TypeEngine[Any], base: str) -> sql.TypeEngine[Any]:
             return sql.NUMERIC(numbers[0], numbers[1] if len(numbers) > 1 else None)
         case postgresql.TIMESTAMP() | postgresql.TIME() if numbers:
             return type(column)(timezone=column.timezone, precision=numbers[0])
-        case sql.String() if numbers:
+        case sql.String() if numbers and not isinstance(column, sql.Enum):
             return type(column)(length=numbers[0])
     return column
 

@@ -62,13 +62,13 @@ _REFUSED = (
 def _session(product: Product, lock_timeout_s: float) -> tuple[str, ...]:
     """What every session is set to first: strict, in UTC, durable, without limits but for how long to wait for locks.
 
-    It may write, whatever a role's default is.
+    It may write, whatever a role's default is, and types have the names that SQLAlchemy knows.
     """
     if product is Product.POSTGRESQL:
         timeout = max(1, round(lock_timeout_s * 1000))
         zone, encoding, nulls = "SET TIME ZONE 'UTC'", "SET client_encoding TO 'UTF8'", "SET array_nulls TO on"
-        writes = "SET default_transaction_read_only TO off"
-        return zone, encoding, nulls, f"SET lock_timeout TO {timeout}", NO_LIMITS, DURABLE, writes
+        writes, names = "SET default_transaction_read_only TO off", "SET quote_all_identifiers TO off"
+        return zone, encoding, nulls, f"SET lock_timeout TO {timeout}", NO_LIMITS, DURABLE, writes, names
     seconds = max(1, round(lock_timeout_s))
     timeouts = f"innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
     settings = f"SET SESSION sql_mode = '{_SQL_MODE}', time_zone = '+00:00', {timeouts}, {_NO_LIMITS}"

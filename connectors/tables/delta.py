@@ -79,6 +79,8 @@ _MISREAD_PATH = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f]")
 _MISREAD_ADDRESS = re.compile(r"%[0-9A-Fa-f]{2}|[#\x00-\x1f]")
 """What it drops, with what follows a `#`, so that the table would be another one."""
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|/")
+_FILE = "__filename"
+"""What Arrow calls the column of the file that a row is in."""
 _OF_COLUMNS = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.physicalName")
 
 
@@ -281,11 +283,16 @@ class _LoadedDelta(LoadedTable):
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with _translated(self._uri):
             check_columns(self._schema, columns, self._uri)
-            dataset = self._dataset()
-            stored = [self._schema.field(name) for name in columns if name not in self.partitioning]
-            for fragment in dataset.get_fragments():
-                check_spelling(fragment.physical_schema, stored, f"{self._uri}: the file {fragment.path!r}")
-            yield from dataset.to_batches(columns=list(columns))
+            dataset, stored = self._dataset(), [self._schema.field(name) for name in columns if name not in self.partitioning]
+            unchecked = {fragment.path: fragment for fragment in dataset.get_fragments()}
+            for batch in dataset.to_batches(columns=[*columns, _FILE]):
+                rows = batch.select(list(columns))
+                # without values in a column, which the file may have in another case: else none is opened for it
+                if batch.num_rows and any(rows.column(field.name).null_count == batch.num_rows for field in stored):
+                    fragment = unchecked.pop(batch.column(_FILE)[0].as_py(), None)
+                    if fragment is not None:
+                        check_spelling(fragment.physical_schema, stored, f"{self._uri}: the file {fragment.path!r}")
+                yield rows
 
     def files_with(self, keys: pa.Table) -> Iterator[TableFile]:
         """Those whose least and greatest values leave space for one of the keys, or are not known."""

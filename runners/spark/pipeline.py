@@ -91,7 +91,7 @@ def read_frame(spark: SparkSession, read: StreamRead) -> DataFrame:
 
 def _check_times(spark: SparkSession, schema: StructType) -> None:
     """Spark starts no stream with one, and names neither the column nor the setting. Frames may have them."""
-    if spark.conf.get("spark.sql.timeType.enabled", "true") == "true":
+    if spark.conf.get("spark.sql.timeType.enabled") == "true":  # with a default, Spark's own would not be looked up
         return
     for field in schema:
         if "TimeType(" in repr(field.dataType):

@@ -101,7 +101,7 @@ def test_a_time_of_day_in_a_stream_is_refused_by_name(spark):
     source = BeamSource(numbers_source(1), pa.schema([("at", pa.time64("us"))]))
     assert read_source(spark, source).dtypes == [("at", "time(6)")]
     was = spark.conf.get("spark.sql.timeType.enabled")
-    spark.conf.set("spark.sql.timeType.enabled", "false")
+    spark.conf.unset("spark.sql.timeType.enabled")
     try:
         with pytest.raises(UsageError, match=r"column 'at' is time\(6\), .* only where spark.sql.timeType.enabled is true"):
             read_stream(spark, source)

@@ -108,12 +108,26 @@ def test_what_postgresql_would_change_within_a_value_is_refused(server, limited,
 def test_a_record_without_limits_and_an_array_of_a_domain_take_what_they_keep(server):
     rig = SqlRig(server("postgresql").url)
     rig.execute(f"CREATE DOMAIN {rig.table}_d AS numeric(5, 1)")
-    rig.execute(f"CREATE TYPE {rig.table}_c AS (a int, b text)")
+    rig.execute(f"CREATE TYPE {rig.table}_c AS (a int, b text, c bit(2), d timestamp(6))")
     rig.create(f"id INT PRIMARY KEY, v {rig.table}_c")
-    assert [str(each) for each in kept(rig, pa.array(['(1,"x  ")']))] == ['(1,"x  ")']
+    record = '(1,"x  ",10,"2024-01-01 00:00:00.000001")'
+    assert [str(each) for each in kept(rig, pa.array([record]))] == [record]
+    rig.execute(f"DROP TABLE {rig.table}")
+    rig.execute(f"CREATE TYPE {rig.table}_m AS ENUM ('low', 'mid2')")
+    rig.execute(f"CREATE DOMAIN {rig.table}_e AS {rig.table}_m")
+    rig.create(f"id INT PRIMARY KEY, v {rig.table}_e[]")
+    assert kept(rig, pa.array(["{low,mid2}"])) == ["{low,mid2}"]
     rig.execute(f"DROP TABLE {rig.table}")
     rig.create(f"id INT PRIMARY KEY, v {rig.table}_d[]")
     assert kept(rig, pa.array([[Decimal("1.5"), None]])) == ["{1.5,NULL}"]
+
+
+def test_types_are_known_whatever_the_role_quotes(server):
+    """By quote_all_identifiers a `date` was no date, and texts into `money` were rounded."""
+    rig = SqlRig(server("postgresql").url)
+    rig.create("id INT PRIMARY KEY, v MONEY")
+    rig.url = f"{rig.url}?options=-c%20quote_all_identifiers%3Don"
+    assert "rounds" in refused(rig, pa.array(["1.005"]))
 
 
 def test_a_copy_of_a_padded_key_has_the_same_rows(server):
