@@ -59,8 +59,8 @@ def forked_apart(modules: Iterable[str]) -> ForkServerContext:
         raise UsageError("the program comes from standard input, and the processes of a run load its file: put it into one")
     if multiprocessing.current_process().daemon:
         raise UsageError(
-            "a process of multiprocessing.Pool may start no others, and a run needs some: use ProcessPoolExecutor of "
-            "concurrent.futures"
+            "a daemonic process, as of multiprocessing.Pool, may start no others, and a run needs some: use "
+            "ProcessPoolExecutor of concurrent.futures"
         )
     _forget_inherited_server()
     context = multiprocessing.get_context("forkserver")
