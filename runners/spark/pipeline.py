@@ -91,10 +91,9 @@ def read_frame(spark: SparkSession, read: StreamRead) -> DataFrame:
 
 def _check_times(spark: SparkSession, schema: StructType) -> None:
     """Spark starts no stream with one, and names neither the column nor the setting. Frames may have them."""
-    if spark.conf.get("spark.sql.timeType.enabled") == "true":  # with a default, Spark's own would not be looked up
-        return
     for field in schema:
-        if "TimeType(" in repr(field.dataType):
+        # with a default for the setting, Spark's own would not be looked up
+        if "TimeType(" in repr(field.dataType) and spark.conf.get("spark.sql.timeType.enabled") != "true":
             raise UsageError(
                 f"column {field.name!r} is {field.dataType.simpleString()}, which streams of Spark have only where "
                 "spark.sql.timeType.enabled is true"
