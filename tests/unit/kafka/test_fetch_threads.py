@@ -116,12 +116,13 @@ def fetch_times(kafka) -> list[float]:
 
 def test_what_comes_soon_after_an_answer_waits_for_more(kafka, cluster):
     times = fetch_times(kafka)
-    with Fetcher(cluster, [FetchFrom("t", 0, 0)], linger_s=0.2) as fetcher:
+    with Fetcher(cluster, [FetchFrom("t", 0, 0)], linger_s=0.4) as fetcher:
         for turn in range(4):
             kafka.append("t", b"x")
             assert poll(fetcher).fetch_offset == turn
     assert len(times) >= 4
-    assert all(later - earlier > 0.19 for earlier, later in pairwise(times))
+    # half of it: a broker that is late to note a request makes the time to the next one shorter
+    assert all(later - earlier > 0.2 for earlier, later in pairwise(times))
 
 
 @pytest.mark.parametrize("limit", [{"fetch_max_bytes": 1000}, {"max_partition_fetch_bytes": 1000}])
