@@ -154,7 +154,7 @@ def _source(given: Mapping[str, Any], schema: pa.Schema, inferred: str | None, *
     if len(schema) and inferred is None:
         on_bad = given.get("onBadRecord", "fail")
         data = data_columns(schema, on_bad)
-        check_own(data, on_bad, partial(_columns_of_files, FileSource(path, format=name, **arguments)))
+        check_own(data, on_bad, partial(_columns_of_files, path, name, arguments))
         arguments |= {"schema": data, "columns": schema.names}
     if watch:
         arguments["after_read"] = _after_read(given)
@@ -163,10 +163,10 @@ def _source(given: Mapping[str, Any], schema: pa.Schema, inferred: str | None, *
     return source
 
 
-def _columns_of_files(source: FileSource) -> list[str]:
-    """Of the oldest one; none where there are no files yet."""
+def _columns_of_files(path: str, form: FormatName, arguments: Mapping[str, Any]) -> list[str]:
+    """Of the oldest one; none where there are no files yet, or where they do not name their columns."""
     with suppress(UsageError):
-        return list(source.schema.names)
+        return list(FileSource(path, format=form, **arguments).schema.names)
     return []
 
 
