@@ -146,27 +146,27 @@ def file_stream_reader(options: Mapping[str, str], schema: StructType, inferred:
 
 def _source(given: Mapping[str, Any], schema: pa.Schema, inferred: str | None, *, watch: bool) -> FileSource:
     """`schema`: of the user, empty if there is none; with `inferred`, of that."""
-    arguments: dict[str, Any] = {"time_zone": session_time_zone} | OPTIONS.arguments(given)
     path, form = as_given(given["path"]), given.get("fileFormat", SparkReadFormat.PARQUET)
     name: FormatName = "jsonl" if form is SparkReadFormat.JSON else form.value
+    arguments: dict[str, Any] = {"time_zone": session_time_zone, "format": name, "watch": watch} | OPTIONS.arguments(given)
     if not watch:
         arguments.pop("discovery_interval_s", None)
     if len(schema) and inferred is None:
         on_bad = given.get("onBadRecord", "fail")
         data = data_columns(schema, on_bad)
-        check_own(data, on_bad, partial(_columns_of_files, path, name, arguments))
+        check_own(data, on_bad, partial(_columns_of_files, path, arguments))
         arguments |= {"schema": data, "columns": schema.names}
     if watch:
         arguments["after_read"] = _after_read(given)
-    source = FileSource(path, format=name, watch=watch, **arguments)
+    source = FileSource(path, **arguments)
     source.plan.pin_schema(inferred)
     return source
 
 
-def _columns_of_files(path: str, form: FormatName, arguments: Mapping[str, Any]) -> list[str]:
+def _columns_of_files(path: str, arguments: Mapping[str, Any]) -> list[str]:
     """Of the oldest one; none where there are no files yet, or where they do not name their columns."""
     with suppress(UsageError):
-        return list(FileSource(path, format=form, **arguments).schema.names)
+        return list(FileSource(path, **arguments).schema.names)
     return []
 
 

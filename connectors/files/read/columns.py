@@ -256,8 +256,10 @@ def check_own(data: pa.Schema, on_bad: BadRecords, in_files: Callable[[], Collec
     Its rows would be null. `in_files`: the columns of files, which is only asked where there is such a name.
     """
     own = _own(on_bad)
-    for name in [name for name in data.names if name in own]:
-        if name not in in_files():
+    met = [name for name in data.names if name in own]
+    there = in_files() if met else ()
+    for name in met:
+        if name not in there:
             raise UsageError(
                 f"column {name!r} is {data.field(name).type} in the schema, and the source adds it as {own[name]}: give it "
                 "that type, or leave it out"

@@ -197,7 +197,7 @@ _HINTS: dict[int, str] = {
     ErrorCode.INVALID_TRANSACTION_TIMEOUT: (
         "the broker allows no transaction this long: lower the timeout or raise transaction.max.timeout.ms"
     ),
-    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "grant this user Describe and Write on the transactional id",
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "grant this user Write on the transactional id",
     ErrorCode.MESSAGE_TOO_LARGE: "a single record is larger than the topic's max.message.bytes",
     ErrorCode.SASL_AUTHENTICATION_FAILED: "check the user name and the password",
 }

@@ -174,7 +174,7 @@ def _answer_all(
 class Transactions:
     """Requests to transaction coordinators. Retries what passes, as `KafkaCluster` does. Thread-safe; does no I/O itself.
 
-    All methods raise `RefusedByBrokerError` without Describe and Write on the transactional id, and DeadlineExceededError.
+    All methods raise `RefusedByBrokerError` without Write on the transactional id, and DeadlineExceededError.
     """
 
     def __init__(self, cluster: KafkaCluster) -> None:

@@ -267,6 +267,8 @@ def test_json_times_are_those_of_from_json_in_the_sessions_zone(spark, kafka, qu
             assert sum(row.t is None for row in found) == 1
         frames, rows = ours.collect(), ours.rdd.collect()
         assert sorted(rows, key=str) == sorted(frames, key=str)
+        named = spark.read.format("headrace").options(**typed, timeZone=zone).schema(ours.schema).load()
+        assert named.rdd.count() == len(TIMES)
         spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
         stream = spark.readStream.format("headrace").options(**typed).schema("value struct<t timestamp>").load()
         query.start_frame(stream, availableNow=True).awaitTermination()

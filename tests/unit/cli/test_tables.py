@@ -128,6 +128,8 @@ def test_open_transactions_are_aborted_and_committed_ones_refused(table):
     assert open_marks(table.root, "other"), "no process said yes"
     assert table.run("transactions", "abort", spared, answer="y\n")[0] == 0
     assert open_marks(table.root, "other") == set()
+    status, lines, said = table.run("transactions", "abort", "--job", "misspelt")
+    assert (status, lines, said) == (0, [], "job misspelt has no open transactions in the table\n")
 
 
 def test_a_driver_that_is_still_running_cannot_commit_what_was_aborted(table):

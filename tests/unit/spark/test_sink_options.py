@@ -149,6 +149,7 @@ class TestConnector:
                 file_reader(options, schema, None)
         (tmp_path / "file.json").write_text(json.dumps({"a": 1, name: 2}))
         file_reader(options, schema, None)
+        file_stream_reader(options | {"discoveryInterval": "1s"}, schema, None)
 
     def test_kafka_takes_whole_results_as_sparks_sink_does(self):
         assert isinstance(planned_stream_write(KAFKA, SCHEMA, complete=True)[0].sink, KafkaSink)
