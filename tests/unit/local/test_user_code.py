@@ -12,6 +12,8 @@ from contextlib import suppress
 
 import pytest
 
+from headrace.runners.local.checkpoints import newest_body
+from headrace.runners.local.storage.places import run_files
 from headrace.testing.fake_kafka import Before, FakeKafka
 from tests.unit.local.test_processes import TIMEOUT_S, Run, produce, seen
 
@@ -177,6 +179,8 @@ def test_a_disk_that_is_full_is_said_and_when_it_has_space_the_run_has_lost_noth
         written = Written(kafka, run)
         written.produce()
         written.wait("the first records")
+        # The records are there before their checkpoint is marked as committed. That mark is no checkpoint that may fail.
+        run.wait(lambda: newest_body(run_files(str(tmp_path / "checkpoints")))[0]["completed"], "a mark as committed")
         (tmp_path / "full").touch()
         written.produce()
         run.wait((tmp_path / "refused").exists, "a write that is refused")
