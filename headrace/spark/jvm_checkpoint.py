@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from headrace.enumerator.errors import StateError
+from headrace.runners.spark.offset_log import read_file
 
 
 @dataclass(frozen=True, slots=True)
 class JvmCheckpoint:
-    """A checkpoint directory, as a path or a URI that Arrow's file systems know (file:, hdfs:, s3:, gs:).
+    """A checkpoint directory, as Spark takes it: a path or a URI, of a store that Arrow knows (file:, hdfs:, s3:, s3a:, gs:).
 
     Of a query with several sources, name the source's own directory: `<checkpoint>/sources/<n>`.
     """
@@ -23,16 +24,12 @@ class JvmCheckpoint:
 
     def initial_offsets(self) -> str:
         """The JSON of the initial offsets. Driver process. Raises StateError when there is no such file."""
-        from pyarrow import fs
-
         location = self.location.rstrip("/")
         of_source = PurePosixPath(location).parent.name == "sources"
         name = f"{location}/0" if of_source else f"{location}/sources/0/0"
         try:
-            filesystem, path = fs.FileSystem.from_uri(name)
-            with filesystem.open_input_stream(path) as stream:
-                content = bytes(stream.read())
-        except (OSError, ValueError) as error:
+            content = read_file(name)
+        except (OSError, ValueError, NotImplementedError) as error:
             raise StateError(f"the JVM connector's initial offsets cannot be read from {name}: {error}") from error
         return _parse(content, name)
 

@@ -17,10 +17,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 from uuid import uuid4
 
 from headrace.connectors.base.sink import ENDS_BEHIND
-from headrace.connectors.files.store import LocalStore
+from headrace.connectors.files.store import LocalStore, normal_path
 from headrace.runners.spark.split_state import FOLDER, recorded_by
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ LOCK_NAME = ".headrace.lock"
 
 @dataclass(frozen=True, slots=True)
 class OffsetLog:
-    """The offset log of the checkpoint at `location`: a path, or a URI that Arrow knows (file:, s3:, s3a:, hdfs:, gs:)."""
+    """The offset log of the checkpoint at `location`: a path, or a URI as Hadoop takes it, of a store
+    that Arrow knows (file:, s3:, s3a:, hdfs:, gs:)."""
 
     location: str
 
@@ -44,7 +46,7 @@ class OffsetLog:
         That is logged once in a process, and tried again for the next batch. Without it a batch is identified by its number.
         """
         try:
-            content = _read(f"{self.location.rstrip('/')}/offsets/{batch}")
+            content = read_file(f"{self.location.rstrip('/')}/offsets/{batch}")
         except (OSError, ValueError, NotImplementedError) as error:  # Spark has written it before any process asks
             if self.location not in _unreadable:
                 log.warning(
@@ -71,13 +73,13 @@ class OffsetLog:
                 names = sorted(name for name in _names(folder) if name.startswith(start))
                 if names and len(names) < reading[1]:
                     return b""
-                ends += b"".join(name.encode() + _read(f"{folder}/{name}") for name in names)
+                ends += b"".join(name.encode() + read_file(f"{folder}/{name}") for name in names)
         return ends
 
     def query_id(self) -> str | None:
         """None where no query has started there. Raises OSError, ValueError or NotImplementedError for an unreadable one."""
         try:
-            content = _read(f"{self.location.rstrip('/')}/metadata")
+            content = read_file(f"{self.location.rstrip('/')}/metadata")
         except FileNotFoundError:
             return None
         return str(json.loads(content)["id"]) if content.strip() else None
@@ -97,16 +99,16 @@ class OffsetLog:
         folder of this machine. Else nothing is done: Spark runs the batch again, and the sink skips it. Before the query
         starts, by the process that has the checkpoint's lock.
         """
-        root = Path(self.location)
-        commits = root / "commits"
+        if (root := _local(self.location)) is None or Path(root, "state").exists():
+            return
+        commits = Path(root, "commits")
         before = commits / str(batch - 1)
-        has_more = _is_uri(self.location) or (root / "state").exists()
-        if has_more or not before.exists() or before.read_bytes() != _ENDED:
+        if not before.exists() or before.read_bytes() != _ENDED:
             return
         if any(name.lstrip(".").partition(".")[0] == str(batch) and not name.endswith(".tmp") for name in _names(str(commits))):
             return  # it is there; or what is left of one, such as a checksum, would make this one a damaged one
         try:
-            LocalStore(self.location).create(f"commits/{batch}", _ENDED, f"commits/.{batch}.{uuid4().hex}.tmp")
+            LocalStore(root).create(f"commits/{batch}", _ENDED, f"commits/.{batch}.{uuid4().hex}.tmp")
         except OSError as error:  # a full disk, or no hard links: it is spared nothing, and no start fails for it
             log.warning("batch %d is in the sink, and is run again, as the commit log cannot be written: %s", batch, error)
 
@@ -125,9 +127,10 @@ def _digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def _read(name: str) -> bytes:
-    if not _is_uri(name):
-        return Path(name).read_bytes()  # a relative one as the JVM takes it, whose working directory is ours
+def read_file(name: str) -> bytes:
+    """A file in a checkpoint, by its path or URI. Raises OSError, ValueError or NotImplementedError."""
+    if (path := _local(name)) is not None:
+        return Path(path).read_bytes()
     filesystem, path = _found(name)
     with filesystem.open_input_stream(path) as stream:
         return bytes(stream.read())
@@ -136,20 +139,29 @@ def _read(name: str) -> bytes:
 def _names(folder: str) -> list[str]:
     from pyarrow import fs
 
-    if not _is_uri(folder):
-        return os.listdir(folder) if Path(folder).is_dir() else []
+    if (path := _local(folder)) is not None:
+        return os.listdir(path) if Path(path).is_dir() else []
     filesystem, path = _found(folder)
     return [entry.base_name for entry in filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))]
 
 
-def _is_uri(name: str) -> bool:
+def _local(name: str) -> str | None:
+    """The path on this machine; None for a URI of another store. The working directory of the JVM is ours."""
     scheme, colon, _ = name.partition(":")
-    return bool(colon) and "/" not in scheme
+    if scheme == "file":
+        return normal_path(name)
+    return None if colon and "/" not in scheme else name
 
 
 def _found(uri: str) -> tuple[FileSystem, str]:
     from pyarrow import fs
 
-    scheme, _, rest = uri.partition(":")
-    filesystem, path = fs.FileSystem.from_uri(f"s3:{rest}" if scheme in ("s3a", "s3n") else uri)
+    filesystem, path = fs.FileSystem.from_uri(arrow_uri(uri))
     return filesystem, path
+
+
+def arrow_uri(uri: str) -> str:
+    """Of a URI of Hadoop, whose paths are not quoted."""
+    scheme, _, rest = uri.partition(":")
+    host, slash, path = rest.removeprefix("//").partition("/")
+    return f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{host}{slash}{quote(path)}"

@@ -17,7 +17,7 @@ from headrace.files import FileSink
 from headrace.iceberg import IcebergSink
 from headrace.kafka import KafkaSink
 from headrace.runners.spark import offset_log, writers
-from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.offset_log import OffsetLog, arrow_uri
 from headrace.runners.spark.supervision.core import Ending
 from headrace.runners.spark.supervision.exit_causes import end_by
 from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamWriter
@@ -178,13 +178,13 @@ def test_a_copy_that_plans_the_batch_again_is_refused_though_its_sources_log_the
 
 def test_a_file_that_cannot_be_read_for_once_is_read_the_next_time(checkpoint, monkeypatch, log, caplog):
     known = checkpoint("own", 0, 5)
-    read = offset_log._read
+    read = offset_log.read_file
 
     def busy(name):
-        monkeypatch.setattr(offset_log, "_read", read)
+        monkeypatch.setattr(offset_log, "read_file", read)
         raise OSError(24, "too many open files")
 
-    monkeypatch.setattr(offset_log, "_read", busy)
+    monkeypatch.setattr(offset_log, "read_file", busy)
     assert known.digest(0) is None
     assert known.digest(0) is not None
     assert caplog.text.count("cannot be read here") == 1
@@ -226,6 +226,21 @@ def test_a_checkpoint_is_found_under_a_path_and_a_uri(checkpoint, monkeypatch, t
     assert OffsetLog("own").digest(3) == known
     (tmp_path / "own" / "offsets" / "4").write_text("v1\n")
     assert OffsetLog("own").digest(4) is None, "torn"
+
+
+@pytest.mark.parametrize("name", ["a space", "umläut", "a%20b", "a#b", "what?", "[a]"])
+def test_a_name_in_a_uri_is_not_quoted_as_hadoop_has_it(name, checkpoint, tmp_path):
+    """Regression: it was taken as Arrow has it, not found, and an older copy of it was not noticed."""
+    known = checkpoint(name, 3, 5).digest(3)
+    assert known is not None
+    for scheme in ("file:", "file://"):
+        found = OffsetLog(f"{scheme}{tmp_path}/{name}")
+        assert (found.digest(3), found.last_batch()) == (known, 3)
+
+
+def test_a_name_in_a_uri_of_another_store_is_quoted_for_arrow():
+    assert arrow_uri("s3a://bucket/a b%20#1/offsets") == "s3://bucket/a%20b%2520%231/offsets"
+    assert arrow_uri("hdfs://host:8020/a") == "hdfs://host:8020/a"
 
 
 def test_the_location_is_that_of_the_option_whatever_its_case():

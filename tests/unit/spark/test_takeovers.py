@@ -306,7 +306,7 @@ def test_a_start_does_not_fail_for_a_commit_log_that_cannot_be_written_to(commit
 
 
 def test_nothing_is_put_into_a_commit_log_elsewhere(commits):
-    OffsetLog(commits.parent.as_uri()).complete(2)
+    OffsetLog(f"nowhere:{commits.parent}").complete(2)
     assert names(commits) == ["1"]
     (commits / ".2.whatever.tmp").touch()  # of a driver that was killed as it wrote
     OffsetLog(str(commits.parent)).complete(2)
