@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_DEMO := $(firstword $(wildcard $(INSTALLED)) $(VENV)/.installed-demo)
 
 # The tests of a file share servers; they wait more than they compute.
-PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --ignore tests/clusters
 
 # Without this Spark starts its Python workers with the first `python3` on the PATH.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
@@ -34,7 +34,7 @@ demo-changes: $(INSTALLED) ## A bank's PostgreSQL tables and their changes into 
 	$(BIN)/python examples/changes/demo.py
 
 test: $(INSTALLED) ## The tests of every change, some with a real Kafka, Spark and PostgreSQL (ten minutes)
-	$(PYTEST) -m "not full and not long"
+	$(PYTEST) -m "not full and not long" --ignore tests/values
 
 test-rest: $(INSTALLED) ## What `make test` leaves out of all that CI runs: more of Kafka, Spark, Flink and databases (twenty minutes)
 	$(PYTEST) -m "full and not long"
@@ -42,7 +42,7 @@ test-rest: $(INSTALLED) ## What `make test` leaves out of all that CI runs: more
 test-all: test test-rest ## Everything that CI runs (half an hour)
 
 test-long: $(INSTALLED) ## The tests marked long, which CI leaves out: demos and examples with kills (a quarter of an hour)
-	$(PYTEST) --numprocesses 2 -m long --ignore tests/clusters
+	$(PYTEST) --numprocesses 2 -m long
 
 test-clusters: $(INSTALLED) ## Jobs on standalone Spark, YARN and Flink, each server on a host of its own (network namespaces, as root), under faults (20 minutes)
 	$(BIN)/pytest -m long tests/clusters

@@ -1,21 +1,19 @@
 """One rack with brokers for each module; without root on Linux these tests are skipped. `make test-clusters` runs them."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
 from tests.clusters import rack as racks
 from tests.clusters.servers import Brokers
 
-HERE = Path(__file__).parent
 LOGS = ("*.log", "stdout", "stderr")
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        if item.nodeid.startswith("tests/clusters/"):
             item.add_marker(pytest.mark.long)
 
 

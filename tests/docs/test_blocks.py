@@ -28,8 +28,13 @@ KEPT = {"headrace-commits"}
 README = ROOT / "README.md"
 
 
-def with_blocks() -> list[Path]:
-    return [path for path in DOCUMENTS if "```" in path.read_text()]
+OF_TEST_ALL = {"beam-pipelines.md", "delta-tables.md", "iceberg-tables.md", "tables-and-files.md"}
+"""Pages whose blocks take longest: they start Beam, or Spark with the jars of tables."""
+
+
+def with_blocks() -> list[Any]:
+    found = [path for path in DOCUMENTS if "```" in path.read_text()]
+    return [pytest.param(path, marks=pytest.mark.full if path.name in OF_TEST_ALL else ()) for path in found]
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from headrace.testing.servers.kafka import BrokerCluster
     from tests.helpers.spark_tools import Query, Topics
 
-HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[3]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        if item.nodeid.startswith("tests/integration/spark/"):
             item.add_marker(pytest.mark.broker)
             item.add_marker(pytest.mark.spark)
             # PySpark's own: about the newest pandas, and sockets it leaves to the garbage collector
