@@ -102,12 +102,41 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
         _unescaped(column["name"], product): dict(column, type=_stored(column["type"], bases.get(column["name"])))
         for column in found
     }
+    if product is Product.MYSQL:
+        for column_name, filled in _filled(connection, place).items():
+            columns[column_name] |= filled
     primary = inspector.get_pk_constraint(table, schema=schema)["constrained_columns"]
     unique = unique_keys(connection, place, primary, product)
     quote = connection.dialect.identifier_preparer.quote
     written = ".".join(quote(part) for part in (schema, table) if part is not None)
     insert, delete = _verbs(connection, place, product)
     return Table(name, destination, written, product, columns, unique, f"{insert} {written}", f"{delete} {written}")
+
+
+_FILLED = """
+SELECT column_name AS name, column_default AS `default`, is_nullable = 'YES' AS nullable,
+    extra LIKE '%auto_increment%' AS autoincrement, coalesce(generation_expression, '') <> '' AS computed
+FROM information_schema.columns WHERE table_schema = coalesce(:schema, database()) AND table_name = :name
+"""
+"""SQLAlchemy reads a column's line in SHOW CREATE TABLE as far as a word it does not know: INVISIBLE, many an expression."""
+_TRIGGERS = """
+SELECT action_statement FROM information_schema.triggers
+WHERE event_object_schema = coalesce(:schema, database()) AND event_object_table = :name
+    AND action_timing = 'BEFORE' AND event_manipulation = 'INSERT'
+"""
+
+
+def _filled(connection: Connection, place: Mapping[str, str | None]) -> dict[str, dict[str, Any]]:
+    """By column what MariaDB and MySQL put into it. `triggered`: a trigger that the user may see may set it in new rows."""
+    triggers = " ".join(connection.execute(text(_TRIGGERS), place).scalars())
+    return {
+        row["name"]: {
+            "default": row["default"],
+            "triggered": re.search(rf"\bnew`?\s*\.\s*`?{re.escape(row['name'])}(?!\w)", triggers, re.IGNORECASE) is not None,
+            **{what: bool(row[what]) for what in ("nullable", "autoincrement", "computed")},
+        }
+        for row in connection.execute(text(_FILLED), place).mappings()
+    }
 
 
 _IN_HEIRS = """

@@ -129,7 +129,11 @@ def check_other_keys(
 def _is_new_each_time(unique: UniqueKey, columns: Mapping[str, Mapping[str, Any]], given: Collection[str]) -> bool:
     """Whether rows have no part of it, and a default makes each new row differ from all others: a number, a null, a UUID."""
     parts = [columns[name] for name in unique.columns]
-    if unique.flaw is not None or unique.columns & set(given) or any(part.get("computed") for part in parts):
+    if (
+        unique.flaw is not None
+        or unique.columns & set(given)
+        or any(part.get("computed") or part.get("triggered") for part in parts)
+    ):
         return False
     return any(
         part.get("autoincrement") is True

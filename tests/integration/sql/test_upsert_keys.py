@@ -1,6 +1,7 @@
 """An upsert replaces or deletes rows of its key, and no others: what does not identify rows by exactly its key is refused."""
 
 import random
+from contextlib import nullcontext
 from decimal import Decimal
 from typing import Any
 
@@ -37,6 +38,7 @@ def mariadb_rig(server) -> SqlRig:
         # of which rows give nothing, and which is the same for all of them
         "id BIGINT PRIMARY KEY, name VARCHAR(20), price INT, kind INT NOT NULL DEFAULT 1, UNIQUE other (kind)",
         "id BIGINT PRIMARY KEY, name VARCHAR(20), price INT, initial CHAR(1) AS (LEFT(name, 1)), UNIQUE other (initial)",
+        "id BIGINT PRIMARY KEY, name VARCHAR(20), price INT, initial CHAR(1) DEFAULT (LEFT(`name`, 1)), UNIQUE other (initial)",
     ],
 )
 def test_another_unique_key_of_which_rows_give_a_part_is_refused(mariadb_rig, columns):
@@ -48,6 +50,18 @@ def test_another_unique_key_of_which_rows_give_a_part_is_refused(mariadb_rig, co
     with pytest.raises(UsageError, match="other unique keys"):
         UpsertSink(mariadb_rig.url, mariadb_rig.table, ("id",)).check_rows(pa.record_batch(rows).schema)
     assert mariadb_rig.rows() == []
+
+
+@pytest.mark.parametrize(("body", "is_refused"), [
+    ("SET NEW.initial = LEFT(NEW.name, 1)", True), ("SET new . `initial` = 'x'", True), ("SET NEW.initials = 'x'", False),
+])  # fmt: skip
+def test_another_unique_key_that_a_trigger_sets_is_refused(mariadb_rig, body, is_refused):
+    mariadb_rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20), initial CHAR(1) NULL, initials TEXT, UNIQUE other (initial)")
+    mariadb_rig.execute(f"CREATE TRIGGER {mariadb_rig.table}_t BEFORE INSERT ON {mariadb_rig.table} FOR EACH ROW {body}")
+    rows = {"id": [1, 2], "name": ["pen", "pencil"]}
+    with pytest.raises(UsageError, match="other unique keys") if is_refused else nullcontext():
+        written(mariadb_rig, ("id",), rows)
+    assert len(mariadb_rig.rows()) == (0 if is_refused else 2)
 
 
 @pytest.mark.parametrize(
