@@ -186,7 +186,7 @@ class Job:
     ("server", "engine"),
     [
         ("oldest", "run"),
-        ("oldest", "copy"),
+        pytest.param("oldest", "copy", marks=pytest.mark.long),
         ("newest", "run"),
         ("newest", "copy"),
         pytest.param("newest", "spark", marks=pytest.mark.spark),
@@ -260,7 +260,7 @@ def values_of(table: Path, name: str) -> dict[int, list[int]]:
     return {key: sorted(values) for key, values in found.items()}
 
 
-@pytest.mark.parametrize("server", ["oldest", "newest"], indirect=True)
+@pytest.mark.parametrize("server", [pytest.param("oldest", marks=pytest.mark.long), "newest"], indirect=True)
 def test_a_table_that_is_published_while_the_run_runs_is_copied_by_itself_through_kills(
     server: Database, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
