@@ -6,6 +6,7 @@ that means something in the other direction only is skipped with a warning.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
@@ -15,7 +16,7 @@ from headrace.connectors.formats.by_name import FormatSpec
 from headrace.connectors.formats.registry.schemas import SchemaReference
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.topology import TopicPartition
-from headrace.connectors.kafka.read.discovery import Positions
+from headrace.connectors.kafka.read.discovery import Positions, java_pattern
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.enumerator.errors import UsageError
 from headrace.runners.restarts import duration_s
@@ -57,7 +58,18 @@ def _names(option: Option, value: str) -> tuple[str, ...]:
 def _pattern(option: Option, value: str) -> str:
     if not value.strip():
         raise UsageError(f"Pattern to subscribe is empty as specified value for option '{option.name}' is '{value}'")
-    return value.strip()
+    return _found_within(value.strip())
+
+
+_FLAGS = re.compile(r"(\(\?[a-zA-Z]+\))*")
+
+
+def _found_within(regex: str) -> str:
+    """A pattern of whole names that this one is found in: Spark's own connector looks for it anywhere (`findFirstIn`)."""
+    python = java_pattern(regex).pattern
+    flags = _FLAGS.match(python)
+    start = flags.end() if flags else 0  # Python takes flags at the start only
+    return f"{python[:start]}.*(?:{python[start:]}).*"
 
 
 def _json(option: Option, value: str, example: str) -> Mapping[str, Any]:
@@ -181,7 +193,7 @@ _SCHEMAS: tuple[Option, ...] = (
 
 _SOURCE: tuple[Option, ...] = (
     Option("subscribe", _names, "topics to read, separated by commas"),
-    Option("subscribePattern", _pattern, "regular expression (Java's) for whole topic names"),
+    Option("subscribePattern", _pattern, "regular expression (Java's) that is found in topic names; `^orders$` is one name"),
     Option("assign", _partitions, "exactly these partitions, as JSON"),
     Option("startingOffsets", _offsets, "start: earliest (batch default), latest (streaming default), group, or JSON"),
     Option("startingTimestamp", _timestamp, "start at this time, in ms since 1970 UTC. Overrides startingOffsetsByTimestamp"),

@@ -9,6 +9,7 @@ from enum import StrEnum
 import pytest
 
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Timestamp
+from headrace.connectors.kafka.read.discovery import java_pattern
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.spark.files_read import OPTIONS as FILE_OPTIONS
 from headrace.spark.jvm_checkpoint import JvmCheckpoint
@@ -72,7 +73,7 @@ def test_names_ignore_case():
     ("options", "attribute", "value"),
     [
         ({"subscribe": " a , b,"}, "topics", ("a", "b")),
-        ({"subscribePattern": "a.*"}, "pattern", "a.*"),
+        ({"subscribePattern": "a.*"}, "pattern", ".*(?:a.*).*"),
         ({"assign": '{"a":[0,1],"b":[2]}'}, "partitions", {"a": (0, 1), "b": (2,)}),
     ],
 )
@@ -362,6 +363,16 @@ class TestJvmCheckpoint:
             JvmCheckpoint(str(tmp_path)).initial_offsets()
 
 
+@pytest.mark.parametrize(("regex", "found"), [
+    ("N", ["N", "N-eu", "old-N"]), ("^N$", ["N"]), ("^N", ["N", "N-eu"]), ("N$", ["N", "old-N"]),
+    ("(?i)n", ["N", "N-eu", "old-N"]), ("eu|old", ["N-eu", "old-N"]), ("n", []),
+    (r"\QN-\E.", ["N-eu"]), (r"\QN-", ["N-eu"]), ("(?<x>l)d", ["old-N"]),
+])  # fmt: skip
+def test_a_pattern_is_looked_for_within_names_as_by_sparks_own_connector(regex, found):
+    source = kafka_read({"kafka.bootstrap.servers": "localhost:9092", "subscribePattern": regex}, Mode.STREAM).source
+    assert [name for name in ("N", "N-eu", "old-N") if java_pattern(source.pattern).fullmatch(name)] == found
+
+
 # --- the text of one option -------------------------------------------------------------------------------------------------
 
 
@@ -407,7 +418,7 @@ def parsed(kind, value):
         ("texts", '{"a": "1"}', {"a": "1"}),
         ("texts", "{}", {}),
         ("choice", " Dark-BLUE ", Colour.DARK_BLUE),
-        ("subscribePattern", " t.* ", "t.*"),
+        ("subscribePattern", " t.* ", ".*(?:t.*).*"),
         ("assign", ' {"t":[0,2147483647]}', {"t": (0, 2147483647)}),
         ("startingOffsets", " EARLIEST ", Earliest()),
         ("startingOffsets", '{"t":{"2147483647":5}}', {("t", 2147483647): At(5)}),
