@@ -103,8 +103,8 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
         for column in found
     }
     if product is Product.MYSQL:
-        for column_name, filled in _filled(connection, place).items():
-            columns[column_name] |= filled
+        filled = _filled(connection, place)
+        columns = {column_name: column | filled.get(column_name, {}) for column_name, column in columns.items()}
     primary = inspector.get_pk_constraint(table, schema=schema)["constrained_columns"]
     unique = unique_keys(connection, place, primary, product)
     quote = connection.dialect.identifier_preparer.quote
@@ -127,12 +127,16 @@ WHERE event_object_schema = coalesce(:schema, database()) AND event_object_table
 
 
 def _filled(connection: Connection, place: Mapping[str, str | None]) -> dict[str, dict[str, Any]]:
-    """By column what MariaDB and MySQL put into it. `triggered`: a trigger that the user may see may set it in new rows."""
-    triggers = " ".join(connection.execute(text(_TRIGGERS), place).scalars())
+    """By column what MariaDB and MySQL put into it. `triggered`: a trigger may set it in new rows.
+
+    Of a trigger that the user may not see, no more is known than that it is there.
+    """
+    triggers = connection.execute(text(_TRIGGERS), place).scalars().all()
+    is_hidden, seen = None in triggers, " ".join(filter(None, triggers))
     return {
         row["name"]: {
             "default": row["default"],
-            "triggered": re.search(rf"\bnew`?\s*\.\s*`?{re.escape(row['name'])}(?!\w)", triggers, re.IGNORECASE) is not None,
+            "triggered": is_hidden or re.search(rf"\bnew`?\s*\.\s*`?{re.escape(row['name'])}(?!\w)", seen, re.I) is not None,
             **{what: bool(row[what]) for what in ("nullable", "autoincrement", "computed")},
         }
         for row in connection.execute(text(_FILLED), place).mappings()

@@ -115,7 +115,7 @@ def check_other_keys(
     `columns`: of the table. `given`: what rows have of them.
     """
     others = [
-        str(unique) + (f", which {unique.flaw}" if unique.flaw else "")
+        str(unique) + (f", which {unique.flaw}" if unique.flaw else "") + (_SET if _may_be_set(unique, columns) else "")
         for unique in keys
         if (unique.columns != frozenset(key) or unique.flaw) and not _is_new_each_time(unique, columns, given)
     ]
@@ -141,3 +141,10 @@ def _is_new_each_time(unique: UniqueKey, columns: Mapping[str, Mapping[str, Any]
         or _NEW_EACH_TIME.match(str(part.get("default")))
         for part in parts
     )
+
+
+_SET = ", which a BEFORE INSERT trigger sets, or may set where this user has no right to see it (TRIGGER)"
+
+
+def _may_be_set(unique: UniqueKey, columns: Mapping[str, Mapping[str, Any]]) -> bool:
+    return any(columns[name].get("triggered") for name in unique.columns)

@@ -10,6 +10,8 @@ import pytest
 
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.sql import rows as sending
+from headrace.connectors.sql import table
+from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.upsert import UpsertSink
 from headrace.enumerator.errors import UsageError
 from tests.helpers.sql_rig import SqlRig
@@ -62,6 +64,18 @@ def test_another_unique_key_that_a_trigger_sets_is_refused(mariadb_rig, body, is
     with pytest.raises(UsageError, match="other unique keys") if is_refused else nullcontext():
         written(mariadb_rig, ("id",), rows)
     assert len(mariadb_rig.rows()) == (0 if is_refused else 2)
+
+
+def test_a_trigger_that_the_user_may_not_see_may_set_any_column(mariadb_rig, monkeypatch):
+    """To one without the right TRIGGER, MariaDB shows a null in place of what it does."""
+    mariadb_rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20) NULL, UNIQUE other (name)")
+    mariadb_rig.execute(f"CREATE TRIGGER {mariadb_rig.table}_t BEFORE INSERT ON {mariadb_rig.table} FOR EACH ROW SET @a = 1")
+    rows = pa.schema({"id": pa.int64()})
+    UpsertSink(mariadb_rig.url, mariadb_rig.table, ("id",)).check_rows(rows)
+    monkeypatch.setattr(table, "_TRIGGERS", table._TRIGGERS.replace("SELECT action_statement", "SELECT NULL"))
+    SqlSink(mariadb_rig.url, mariadb_rig.table).check_rows(rows)
+    with pytest.raises(UsageError, match="a BEFORE INSERT trigger sets, or may set where this user has no right to see it"):
+        UpsertSink(mariadb_rig.url, mariadb_rig.table, ("id",)).check_rows(rows)
 
 
 @pytest.mark.parametrize(

@@ -24,3 +24,9 @@ def _check_version(version: str) -> None:
 
 
 _check_version(kafka_python_version)
+
+if not __debug__:  # Python's -O takes away an assertion in which kafka-python reads a byte of answers
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from kafka.protocol.schemas.fields.codecs.tagged_fields import TaggedFields, UnsignedVarInt32
+    TaggedFields.decode_empty = UnsignedVarInt32.decode

@@ -41,6 +41,8 @@ def explain(error: BaseException, address: str) -> HeadraceError:
         return ConnectionLostError(f"{address}: no byte came from the broker within the request timeout")
     if isinstance(error, (OSError, kafka_python_errors.RetriableError)):
         return ConnectionLostError(f"{address}: {first_line(error)}")
+    if isinstance(error, kafka_python_errors.KafkaProtocolError):
+        return CorruptDataError(f"{address}: an answer to the handshake cannot be read: {first_line(error)}")
     if isinstance(error, kafka_python_errors.IncompatibleBrokerVersion):
         return PeerError(f"{address}: {first_line(error)}; is it the port of a controller instead of a broker's?")
     if isinstance(error, (ImportError, kafka_python_errors.KafkaConfigurationError)):
