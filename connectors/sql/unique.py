@@ -50,8 +50,11 @@ _PARTS = {
     "WHERE indisunique AND place <= indnkeyatts AND indrelid = to_regclass(:quoted)",
     Product.MYSQL: "SELECT index_name, column_name, CASE WHEN column_name IS NULL THEN 'has an expression' "
     "WHEN sub_part IS NOT NULL THEN concat('compares only the first ', sub_part, ' characters or bytes') END, NULL "
-    "FROM information_schema.statistics "
-    "WHERE NOT non_unique AND table_schema = coalesce(:schema, database()) AND table_name = :name",
+    "FROM information_schema.statistics "  # MariaDB adds the end of a version to each key, the same for all current rows
+    "NATURAL LEFT JOIN (SELECT table_schema, table_name, column_name, generation_expression "
+    "FROM information_schema.columns) AS columns "
+    "WHERE NOT non_unique AND table_schema = coalesce(:schema, database()) AND table_name = :name "
+    "AND coalesce(generation_expression, '') <> 'ROW END'",
     Product.SQLITE: "SELECT indexes.name, parts.name, CASE WHEN indexes.partial THEN 'is partial: it has a WHERE clause' "
     "WHEN parts.name IS NULL THEN 'has an expression' END, parts.coll "
     "FROM pragma_index_list(:name, coalesce(:schema, 'main')) AS indexes, "

@@ -457,8 +457,12 @@ class _BytesFile:
 
 def _indexed(properties: Mapping[str, str]) -> int | None:
     """Of how many columns a file has statistics; None for all. What the table wants and is missing, readers take for null."""
-    number = int(properties.get("delta.dataskippingnumindexedcols") or _INDEXED)
-    return None if number < 0 or "delta.dataskippingstatscolumns" in properties else number
+    given = properties.get("delta.dataskippingnumindexedcols") or str(_INDEXED)
+    if re.fullmatch(r"\s*-?\d+\s*", given) is None:
+        raise UsageError(
+            f"the table property delta.dataSkippingNumIndexedCols is {given!r}, and not a whole number: set it anew"
+        )
+    return None if int(given) < 0 or "delta.dataskippingstatscolumns" in properties else int(given)
 
 
 def _paths_without(files: pa.Table, keys: pa.Table) -> frozenset[str]:

@@ -95,6 +95,17 @@ def test_another_unique_key_in_which_no_two_rows_meet_is_none_of_the_upserts_bus
     assert mariadb_rig.rows("name, price") == [("ink", 2), ("pen", 2)]
 
 
+@pytest.mark.filterwarnings("ignore:Unknown schema content")  # SQLAlchemy's, of the period
+def test_the_end_of_a_version_is_no_part_of_the_key(mariadb_rig):
+    mariadb_rig.execute(
+        f"CREATE TABLE {mariadb_rig.table} (id INT PRIMARY KEY, v TEXT, a TIMESTAMP(6) GENERATED ALWAYS AS ROW START, "
+        "e TIMESTAMP(6) GENERATED ALWAYS AS ROW END, PERIOD FOR SYSTEM_TIME (a, e)) WITH SYSTEM VERSIONING"
+    )
+    for value in ("a", "b"):
+        written(mariadb_rig, ("id",), {"id": [1], "v": [value]})
+    assert mariadb_rig.rows("id, v") == [(1, "b")]
+
+
 # --- the key itself ----------------------------------------------------------------------------------------------------
 def test_a_unique_key_of_a_prefix_is_refused(mariadb_rig):
     mariadb_rig.create("url VARCHAR(300) NOT NULL, hits BIGINT, UNIQUE first_part (url(20))")

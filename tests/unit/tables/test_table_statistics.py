@@ -9,7 +9,7 @@ import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from headrace.connectors.tables import writing
+from headrace.connectors.tables import delta, writing
 from headrace.connectors.tables.changes import Changes
 from headrace.enumerator.errors import UsageError
 from tests.helpers.both_tables import KINDS, commit_rows, rows_of, sink_of
@@ -82,6 +82,17 @@ def test_a_file_of_others_without_statistics_is_read(tmp_path):
     write_deltalake(f"{tmp_path}/table", old, configuration={"delta.dataSkippingNumIndexedCols": "0"})
     commit_rows(sink_of("delta", tmp_path, changes=Changes(("key",), ())), 0, pa.record_batch([[2], [1]], schema=schema))
     assert rows_of("delta", tmp_path).sort_by("key").to_pylist() == [{"key": 1, "id": 0}, {"key": 2, "id": 1}]
+
+
+@pytest.mark.parametrize(("given", "number"), [(None, 32), (" 2 ", 2), ("-1", None)])
+def test_how_many_columns_have_statistics_is_a_property(given, number):
+    assert delta._indexed({} if given is None else {"delta.dataskippingnumindexedcols": given}) == number
+
+
+@pytest.mark.parametrize("given", ["abc", "1.0", "1_0"])
+def test_a_number_of_columns_that_is_none_is_named(given):
+    with pytest.raises(UsageError, match=rf"dataSkippingNumIndexedCols is '{given}'"):
+        delta._indexed({"delta.dataskippingnumindexedcols": given})
 
 
 @pytest.mark.parametrize("late", ["z" * 5000, "a" * 15 + "\ud7ff" + "b"])
