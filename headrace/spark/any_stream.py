@@ -82,7 +82,8 @@ def read_stream(
     (256 MiB) and `maxTriggerDuration` (10s). Of all but a `Hybrid`, whose stages take their own: `startFromSavepoint`. New
     splits are looked for every `Source.discovery_interval_s`, without one when the query starts. A query of splits without an
     end that is started with `availableNow` ends when nothing comes for `maxTriggerDuration` and no reader is behind
-    (`SplitBatch.is_behind`).
+    (`SplitBatch.is_behind`). Rows of such splits that no task of a batch has computed, as `foreachBatch` did not use its frame,
+    come again.
 
     Raises UsageError, which names it, for an option, a type of a column that Spark does not have, or a source that cannot be
     pickled.

@@ -69,7 +69,8 @@ def _found_within(regex: str) -> str:
     python = java_pattern(regex).pattern
     flags = _FLAGS.match(python)
     start = flags.end() if flags else 0  # Python takes flags at the start only
-    return f"{python[:start]}.*(?:{python[start:]}).*"
+    end = "\n" if "x" in python[:start] else ""  # of a comment
+    return f"{python[:start]}.*(?:{python[start:]}{end}).*"
 
 
 def _json(option: Option, value: str, example: str) -> Mapping[str, Any]:

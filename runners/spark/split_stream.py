@@ -28,6 +28,10 @@ from headrace.runners.spark.split_tasks import FIRST_WAIT_S, OpenTask, TaskLimit
 log = logging.getLogger(__name__)
 
 _PROBE_S = 1.0
+_AGAIN_S = 0.2
+_CANCELLED_S = 5.0
+"""Longer than Spark lets the Python worker of a cancelled task live (`spark.python.task.killTimeout`)."""
+_MOST_UNREAD = 20
 _MOVES_S = 60.0
 """How often a batch is made of splits that come further without records."""
 
@@ -83,9 +87,12 @@ class SplitPlanner(SourcePlanner[SplitT]):
     Readings go in and out as JSON text. Only the first reading of a query, planned for the first time, ever initialises.
     """
 
-    def __init__(self, read: SplitRead[SplitT], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, read: SplitRead[SplitT], clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         super().__init__(read.source, read.savepoint)
-        self._clock, self._looked_at, self._moved_at = clock, -math.inf, -math.inf
+        self._clock, self._sleep, self._looked_at, self._moved_at = clock, sleep, -math.inf, -math.inf
+        self._unread_batches = 0
         self._read, self._format = read, ReadingFormat(read.source)
         self._ends = EndsLog(self._format, checkpoint_of(read)) if read.records_ends else None
         self._missing: frozenset[str] = frozenset()
@@ -235,8 +242,19 @@ class SplitPlanner(SourcePlanner[SplitT]):
         """A batch that read nothing although a probe had found records has waited too short: a reader may take long to
         connect, or a server to come to its first record. The batch's limit does not bound that: it would never be read.
         """
-        if before is not None and before.reading == self._probed and over.read_nothing:
-            self._wait_s = min(max(self._wait_s * 2, FIRST_WAIT_S), max(self._read.limits.seconds, self._read.stall_s))
+        if before is None or before.reading != self._probed or not over.read_nothing:
+            self._unread_batches = 0
+            return
+        self._wait_s = min(max(self._wait_s * 2, FIRST_WAIT_S), max(self._read.limits.seconds, self._read.stall_s))
+        self._unread_batches += 1
+        if self._unread_batches == _MOST_UNREAD:
+            said = (
+                f"there are records, and the last {_MOST_UNREAD} batches have read none: a function of foreachBatch that does "
+                "not use its frame skips no rows of this source, so they come again. Use the frame, or stop the query"
+            )
+            if self._pins_end:
+                raise UsageError(f"{said}. AvailableNow would never end")
+            log.warning("%s", said)
 
     def _closed(self, ends: EndsLog[SplitT], reading: SplitReading[SplitT]) -> Sequence[TaskEnds[SplitT]]:
         if self._last_closed is None or self._last_closed[0] != reading.reading:
@@ -324,29 +342,41 @@ class SplitPlanner(SourcePlanner[SplitT]):
         return admitted
 
     def _finds_records(self, tasks: Sequence[Sequence[SplitT]]) -> bool:
-        """Whether a reader gets something of these splits: of those without an end nothing else states that there is more."""
+        """Whether a reader gets something of these splits: of those without an end nothing else states that there is more.
+
+        AvailableNow has no later look, so it tries for some time: a cancelled task may still hold what it has read from.
+        """
         splits = tuple(split for task in tasks for split in task)
         is_kept = self._probe is not None and self._probe[0] == splits
-        if self._probe is None or not is_kept:
-            self._end_probe()
-            reader = self._source.create_reader()
-            self._probe = splits, reader
-            reader.add_splits(splits)
-        try:
-            if not (splits and self._gives_something(*self._probe)):
-                return False
-        except Exception as error:
-            self._end_probe()
-            if not is_retriable(error):
-                raise
-            if is_kept:  # a server may end a connection that is idle from one trigger to the next
-                return self._finds_records(tasks)
-            self._ride_out(error, self._read_outages)
-            return False
+        until = self._clock() + (max(self._read.limits.seconds, _CANCELLED_S) if self._pins_end else 0.0)
+        while True:
+            try:
+                if not (splits and self._gives_something(splits, self._prober(splits))):
+                    return False
+                break
+            except Exception as error:
+                self._end_probe()
+                if not is_retriable(error):
+                    raise
+                if not is_kept and self._clock() >= until:
+                    self._ride_out(error, self._read_outages)
+                    return False
+                if not is_kept:
+                    self._sleep(_AGAIN_S)
+                is_kept = False  # a server may end a connection that is idle from one trigger to the next
         if self._read_outages.worked():
             log.warning("the source is read again")
         self._end_probe()
         return True
+
+    def _prober(self, splits: tuple[SplitT, ...]) -> SourceReader[SplitT]:
+        """The reader that is kept while there is nothing, of these splits."""
+        if self._probe is None or self._probe[0] != splits:
+            self._end_probe()
+            reader = self._source.create_reader()
+            self._probe = splits, reader
+            reader.add_splits(splits)
+        return self._probe[1]
 
     def _gives_something(self, splits: Sequence[SplitT], reader: SourceReader[SplitT]) -> bool:
         """Whether records come in time; AvailableNow waits longer for a reader that is behind. That a split has come further

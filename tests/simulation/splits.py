@@ -299,7 +299,10 @@ class SplitsSimulation:
 
     def _started(self, parallelism: int | None) -> Driver:
         read = replace(self.read, parallelism=parallelism)
-        return Driver(read, SplitPlanner(read, lambda: self.now))
+        return Driver(read, SplitPlanner(read, lambda: self.now, self._sleep))
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
 
     # --- the source ---------------------------------------------------------------------------------------------------
     def add(self, count: int) -> None:
@@ -803,7 +806,7 @@ def simulated() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     try:
         with (
-            patch.object(offset_log, "_read", _content),
+            patch.object(offset_log, "read_file", _content),
             patch.object(offset_log, "_names", _names),
             patch.object(split_ends, "open_store", lambda *_: Folder(SplitsSimulation.latest)),
             patch.object(split_ends, "KEPT_READINGS", KEPT_READINGS),

@@ -366,7 +366,7 @@ class TestJvmCheckpoint:
 @pytest.mark.parametrize(("regex", "found"), [
     ("N", ["N", "N-eu", "old-N"]), ("^N$", ["N"]), ("^N", ["N", "N-eu"]), ("N$", ["N", "old-N"]),
     ("(?i)n", ["N", "N-eu", "old-N"]), ("eu|old", ["N-eu", "old-N"]), ("n", []),
-    (r"\QN-\E.", ["N-eu"]), (r"\QN-", ["N-eu"]), ("(?<x>l)d", ["old-N"]),
+    (r"\QN-\E.", ["N-eu"]), (r"\QN-", ["N-eu"]), ("(?<x>l)d", ["old-N"]), ("(?x) old # c", ["old-N"]),
 ])  # fmt: skip
 def test_a_pattern_is_looked_for_within_names_as_by_sparks_own_connector(regex, found):
     source = kafka_read({"kafka.bootstrap.servers": "localhost:9092", "subscribePattern": regex}, Mode.STREAM).source

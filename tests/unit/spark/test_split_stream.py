@@ -7,6 +7,7 @@ import json
 import resource
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +70,15 @@ class Query:
 
     def batch(self) -> list[str] | None:
         return self.run() if self.plan() else None
+
+
+def quick_planner(read: SplitRead[Piece], now: list[float]) -> SplitPlanner[Piece]:
+    """By the clock `now[0]`, on which it sleeps."""
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    return SplitPlanner(read, lambda: now[0], sleep)
 
 
 @pytest.fixture
@@ -330,6 +340,50 @@ def test_a_replay_reads_on_when_the_source_answers_again(shelf: Shelf, tmp_path:
     assert shelf.outages == 0
 
 
+@pytest.mark.parametrize(("away_s", "is_read"), [(4.0, True), (20.0, False)])
+def test_available_now_tries_a_source_for_some_time(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away_s: float, is_read: bool
+) -> None:
+    """Regression: the Python worker of a task that Spark had cancelled held the slot for two seconds more."""
+    now = [0.0]
+    query = Query(SplitRead(source=Feed(shelf), checkpoint=str(tmp_path), limits=TaskLimits(seconds=1.0)))
+    query.planner = quick_planner(query.read, now)
+    shelf.add("a", "a0")
+    assert query.batch() == ["a0"]
+    query.planner.pin_end()
+    shelf.add("a", "a1")
+    poll, refused = ShelfReader.poll, []
+
+    def held(reader: ShelfReader, timeout: float) -> SplitBatch[Piece] | None:
+        if now[0] < away_s:
+            refused.append(now[0])
+            raise RetriableError("the slot is active")
+        return poll(reader, timeout)
+
+    monkeypatch.setattr(ShelfReader, "poll", held)
+    with nullcontext() if is_read else pytest.raises(RetriableError, match="the slot is active"):
+        assert query.plan()
+    assert len(refused) > 10
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_batches_whose_rows_nothing_uses_are_said_and_end_available_now(
+    feed: Query, shelf: Shelf, is_pinned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf.add("a", "a0")
+    assert feed.batch() == ["a0"]
+    if is_pinned:
+        feed.planner.pin_end()
+    shelf.add("a", "a1")
+    said = "a function of foreachBatch that does not use its frame skips no rows of this source"
+    with pytest.raises(UsageError, match=said) if is_pinned else nullcontext():
+        for _ in range(30):
+            assert feed.plan()
+    assert caplog.text.count(said) == (0 if is_pinned else 1)
+    if not is_pinned:
+        assert feed.batch() == ["a1"]
+
+
 @pytest.mark.parametrize(("behind_s", "is_found"), [(500.0, True), (700.0, False)])
 def test_available_now_waits_for_a_reader_that_is_behind(
     shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind_s: float, is_found: bool
@@ -459,6 +513,7 @@ def test_a_source_that_cannot_be_read_now_is_waited_for(
     def fail(*_: object) -> None:
         raise OutageError("no broker answers")
 
+    feed.planner = quick_planner(feed.read, [0.0])
     shelf.add("a", "a0")
     feed.batch()
     shelf.add("a", "a1")
