@@ -174,6 +174,9 @@ def _check_batch(given: Mapping[str, Any]) -> None:
             raise UsageError(f"ending offset for {topic}-{partition} can't be earliest for batch queries on Kafka")
     _check_range(starts, ends, "offset")
     _check_range(given.get("startingOffsetsByTimestamp"), given.get("endingOffsetsByTimestamp"), "timestamp")
+    low, high = _number(given.get("startingTimestamp")), _number(given.get("endingTimestamp"))
+    if low is not None and high is not None and low > high:
+        raise UsageError(f"startingTimestamp {low} is greater than endingTimestamp {high}")
 
 
 def _check_range(starts: object, ends: object, what: str) -> None:

@@ -20,6 +20,7 @@ from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.errors import LogTruncatedError, OffsetOutOfRangeError, RefusedByBrokerError
 from headrace.connectors.kafka.client.groups import CommittedOffset
+from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.client.sasl import SaslConfig
@@ -340,6 +341,7 @@ class KafkaSource(LogSource[KafkaSplit]):
     def _ends(self, splits: Sequence[KafkaSplit]) -> dict[str, KafkaSplit]:
         latest: dict[TopicPartition, Earliest | Latest | Timestamp] = {(s.topic, s.partition): Latest() for s in splits}
         answers = shared_cluster(self.config).list_offsets(latest) if latest else {}
+        answers |= self._behind_what_is_open(splits, answers)
         ends: dict[str, KafkaSplit] = {}
         for split in splits:
             answer = answers[split.topic, split.partition]
@@ -347,6 +349,21 @@ class KafkaSource(LogSource[KafkaSplit]):
             stop = end if split.stop_offset is None else min(end, split.stop_offset)
             ends[split.split_id] = replace(split, next_offset=stop, last_epoch=answer.leader_epoch)
         return ends
+
+    def _behind_what_is_open(
+        self, splits: Sequence[KafkaSplit], answers: Mapping[TopicPartition, OffsetAnswer]
+    ) -> dict[TopicPartition, OffsetAnswer]:
+        """The position itself, where that is behind a transaction that is open.
+
+        Under read_committed the log ends at the transaction. A start offset may be behind that, or a checkpoint of a reader
+        under read_uncommitted.
+        """
+        late = {(s.topic, s.partition): s.next_offset for s in splits}
+        late = {tp: at for tp, at in late.items() if (answers[tp].offset or 0) < at}
+        if not late or self.config.isolation is not Isolation.READ_COMMITTED:
+            return {}
+        written = shared_cluster(self.config).list_offsets(dict.fromkeys(late, Latest()), Isolation.READ_UNCOMMITTED)
+        return {tp: replace(end, offset=late[tp]) for tp, end in written.items() if (end.offset or 0) >= late[tp]}
 
     def _diverged(self, splits: Sequence[KafkaSplit], ends: Mapping[str, KafkaSplit]) -> Iterator[tuple[str, int]]:
         """Those whose log is no more as it was read, and from which offset on; only a new leader can have truncated it."""

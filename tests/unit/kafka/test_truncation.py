@@ -12,6 +12,7 @@ from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import LogTruncatedError
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
+from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.topology import Broker, PartitionMetadata, TopicMetadata, TopicViews
 from headrace.connectors.kafka.read import reader
 from headrace.connectors.kafka.read import source as source_module
@@ -29,15 +30,20 @@ ID = UUID(int=1)
 
 @dataclass
 class PretendedCluster:
-    """The leader of t-0, by its log: the leader epoch of each record. It leads in the last of `epochs`."""
+    """The leader of t-0, by its log: the leader epoch of each record. It leads in the last of `epochs`.
+
+    `stable`: where a transaction is open, at which the log ends for a reader of what is committed.
+    """
 
     log: list[int]
     leads: int
+    stable: int | None = None
     asked: list[int] = field(default_factory=list)
     committed: dict = field(default_factory=dict)
 
     def list_offsets(self, positions, isolation=None):
-        ends = {tp: 0 if position == Earliest() else len(self.log) for tp, position in positions.items()}
+        seen = len(self.log) if self.stable is None or isolation is Isolation.READ_UNCOMMITTED else self.stable
+        ends = {tp: 0 if position == Earliest() else seen for tp, position in positions.items()}
         return {tp: OffsetAnswer(end, None, self.leads) for tp, end in ends.items()}
 
     def epoch_ends(self, epochs):
@@ -134,6 +140,22 @@ def test_a_log_that_ends_before_the_position_is_data_loss_as_ever(source, lead, 
     monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
     lead([3] * 7, leads=5)
     with pytest.raises(DataLossError, match="the partition ends at 7, but was already read up to 10"):
+        look(source, READ_TO_10)
+
+
+def test_a_position_behind_an_open_transaction_is_not_lost(source, lead, monkeypatch):
+    """Regression: of a checkpoint of a reader under read_uncommitted, or a start offset."""
+    slept = []
+    monkeypatch.setattr("tenacity.nap.time.sleep", slept.append)
+    cluster = lead([3] * 12, leads=3)
+    cluster.stable = 4
+    assert (source.end_offsets([READ_TO_10]), look(source, READ_TO_10)) == ({READ_TO_10.split_id: 10}, READ_TO_10)
+    source.check_readable([READ_TO_10])
+    assert slept == []
+    cluster.stable = None
+    assert look(source, READ_TO_10).next_offset == 12
+    cluster.log, cluster.stable = [3] * 7, 4
+    with pytest.raises(DataLossError, match="the partition ends at 4, but was already read up to 10"):
         look(source, READ_TO_10)
 
 

@@ -292,6 +292,7 @@ def test_refused_in_streaming_queries(options, message):
         ({"startingOffsets": '{"t":{"0":5}}', "endingOffsets": '{"t":{"1":9}}'}, "must name the same partitions: t-0, t-1"),
         ({"startingOffsets": '{"t":{"0":5}}', "endingOffsets": '{"t":{"0":4}}'}, "offset 5 of t-0 is greater than"),
         ({**BY_TIME, "endingOffsetsByTimestamp": '{"t":{"0":4}}'}, "timestamp 5 of t-0 is greater than"),
+        ({"startingTimestamp": "5", "endingTimestamp": "4"}, "startingTimestamp 5 is greater than endingTimestamp 4"),
     ],
 )
 def test_refused_in_batch_queries(options, message):
