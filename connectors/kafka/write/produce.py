@@ -155,7 +155,7 @@ class BatchSender:
         return [OutBatch(batch.partition, part.data, part.records) for part in parts]
 
     def push(self) -> None:
-        """Send what is queued, and wait for no acknowledgement of it. Raises what `flush` raises."""
+        """Send what is queued. It waits for no acknowledgement but a partition's first one. Raises what `flush` raises."""
         self._pump(_MAX_IN_FLIGHT - 1)
 
     def flush(self) -> None:
@@ -208,17 +208,24 @@ class BatchSender:
             self._before_first(fresh)
 
     def _dispatch(self) -> bool:
-        """One request to every broker that leads a partition with a batch waiting: a batch of each such partition."""
+        """One request to every broker that leads a partition with a batch waiting: a batch of each such partition.
+
+        Of a partition that has acknowledged nothing yet, one is under way at a time: a broker that does not know the producer
+        takes any sequence for its first, so behind a batch that it refuses it would take the next one.
+        """
+        waiting = [(key, lane) for key, lane in self._lanes.items() if lane.waiting]
         by_broker: dict[Broker, list[_Lane]] = {}
-        for key, lane in self._lanes.items():
-            if lane.waiting:
+        for key, lane in waiting:
+            if key in self._written or not lane.sent:
                 by_broker.setdefault(self._cluster.leader(*key).broker, []).append(lane)
         for broker, lanes in by_broker.items():
             channel = self._channel(broker)
             while len(channel.requests) >= _MAX_IN_FLIGHT:
                 self._receive(channel)
             self._send_one(channel, _within(lanes, self._request_bytes))
-        return bool(by_broker)
+        if waiting and not by_broker:
+            self._receive(next(channel for channel in self._channels.values() if channel.requests))
+        return bool(waiting)
 
     def _send_one(self, channel: _Channel, lanes: list[_Lane]) -> None:
         request = self._request(lanes)

@@ -15,6 +15,7 @@ from headrace.connectors.base.jobs import one_off_job
 from headrace.connectors.base.sink import Attempt, Outcome
 from headrace.connectors.kafka.client.errors import BrokerError, InvalidForBrokerError, RefusedByBrokerError
 from headrace.connectors.kafka.format.encode import RecordEncoder
+from headrace.connectors.kafka.write.at_least_once import AtLeastOnceKafkaSink
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions
@@ -506,3 +507,18 @@ class TestSmallTopics:
             with pytest.raises(InvalidForBrokerError, match=message):
                 transaction.prepare()
         assert ongoing(sink, JOB) == []
+
+
+@pytest.mark.parametrize("error", ["NOT_ENOUGH_REPLICAS", "REQUEST_TIMED_OUT", "MESSAGE_TOO_LARGE"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_records_are_in_order_and_once_where_a_batch_is_refused_behind_which_others_wait(error, nth):
+    """Regression: with none acknowledged, the broker took the next batch for the producer's first, and this one never more."""
+    with FakeKafka() as kafka:
+        kafka.create_topic("out", partitions=1)
+        refused = kafka.fault("Produce", Refuse(ErrorCode[error]), nth=nth)
+        sink = AtLeastOnceKafkaSink(kafka.bootstrap, topic="out", properties={"batch.size": "200"})
+        transaction = sink.begin(Attempt("job", epoch=0, task=0, number=0))
+        transaction.write(pa.record_batch({"value": [b"%02d" % number for number in range(60)]}))
+        transaction.prepare()
+        assert refused.fired
+        assert [record.value for record in kafka.records("out")] == [b"%02d" % number for number in range(60)]
