@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import signal
 import tempfile
@@ -113,6 +114,14 @@ def _asked_before(folder: Path) -> tuple[RescaleRequest, ...]:
         return ()
 
 
+def _check_directory() -> None:
+    """Raise UsageError where the working directory is gone: no process could be started, however often it is tried."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise UsageError("the working directory of this process was removed: start again in one that is there") from error
+
+
 class CoordinatorProcess:
     """The coordinator of now, if there is one. `stop` may be called by a signal handler.
 
@@ -147,6 +156,7 @@ class CoordinatorProcess:
 
     def run(self, order: CoordinatorOrder, context: ForkContext | ForkServerContext) -> RunOutcome:
         """One coordinator, from its start until it and all of its workers are gone."""
+        _check_directory()
         with ExitStack() as until_then:
             try:
                 process, ours, lifeline = _started(order, context, until_then)

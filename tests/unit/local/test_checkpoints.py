@@ -1167,6 +1167,14 @@ def test_a_coordinator_after_the_first_gets_the_checkpoints_of_its_own_command_o
     assert orders[0].command == order.command != orders[1].command
 
 
+def test_a_run_in_a_folder_that_was_removed_is_refused_and_not_restarted(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UsageError, match="the working directory of this process was removed"):
+        supervise(PickledPipeline.of(pipeline_in_memory()), RunSettings(str(tmp_path)), forked_apart)
+
+
 def test_a_coordinator_that_cannot_be_started_is_a_failure_that_the_restart_strategy_decides(tmp_path, monkeypatch):
     """Without space for its socket, or a process, the run ended at once, with what Python raises."""
     refused = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
