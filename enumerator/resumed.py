@@ -72,7 +72,7 @@ class ResumedLogDiscovery(ResumedDiscovery[OffsetSplitT]):
     _source: LogSource[OffsetSplitT]
 
     def initial(self) -> DiscoveryResult[OffsetSplitT]:
-        """Raises what discovery raises, but of the source's start, which is not looked at."""
+        """Raises what discovery raises, but of the start, which is not looked at; with a stop as `LogSource.at_end`."""
         known = {state.split.split_id: state.split for state in self._checkpoint.splits}
         found = self._discovery.later_or_raise(known)
         started = {**known, **{split.split_id: split for split in found.added}}
@@ -80,7 +80,11 @@ class ResumedLogDiscovery(ResumedDiscovery[OffsetSplitT]):
             return DiscoveryResult(
                 [split.between(split.next_offset, None) for split in started.values()], found.missing, found.complete
             )
-        stops = self._source.stop_offsets([split for split in started.values() if split.split_id not in found.missing])
+        there = [split.between(split.next_offset, None) for split in started.values() if split.split_id not in found.missing]
+        # A log that was truncated below a position is looked for here: up to a stop before it, nothing would be fetched.
+        ends = self._source.at_end(there)
+        started |= {at: ends[at] for at in ends if ends[at].next_offset < started[at].next_offset}
+        stops = self._source.stop_offsets(there)
         # one that is missing has nothing to read, and is reported
         added = [split.between(at := split.next_offset, max(at, stops.get(split.split_id, at))) for split in started.values()]
         return DiscoveryResult(added, found.missing, complete=True)

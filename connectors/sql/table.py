@@ -106,7 +106,7 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
         filled = _filled(connection, place)
         columns = {column_name: column | filled.get(column_name, {}) for column_name, column in columns.items()}
     primary = inspector.get_pk_constraint(table, schema=schema)["constrained_columns"]
-    unique = unique_keys(connection, place, primary, product)
+    unique = unique_keys(connection, place, primary, product, columns)
     quote = connection.dialect.identifier_preparer.quote
     written = ".".join(quote(part) for part in (schema, table) if part is not None)
     insert, delete = _verbs(connection, place, product)
@@ -115,7 +115,8 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
 
 _FILLED = """
 SELECT column_name AS name, column_default AS `default`, is_nullable = 'YES' AS nullable,
-    extra LIKE '%auto_increment%' AS autoincrement, coalesce(generation_expression, '') <> '' AS computed
+    extra LIKE '%auto_increment%' AS autoincrement, coalesce(generation_expression, '') <> '' AS computed,
+    coalesce(generation_expression, '') = 'ROW END' AS row_end
 FROM information_schema.columns WHERE table_schema = coalesce(:schema, database()) AND table_name = :name
 """
 """SQLAlchemy reads a column's line in SHOW CREATE TABLE as far as a word it does not know: INVISIBLE, many an expression."""
@@ -129,18 +130,24 @@ WHERE event_object_schema = coalesce(:schema, database()) AND event_object_table
 def _filled(connection: Connection, place: Mapping[str, str | None]) -> dict[str, dict[str, Any]]:
     """By column what MariaDB and MySQL put into it. `triggered`: a trigger may set it in new rows.
 
-    Of a trigger that the user may not see, no more is known than that it is there.
+    Of a trigger that the user may not see, no more is known than that it is there. It hardly sets a number that counts itself.
     """
     triggers = connection.execute(text(_TRIGGERS), place).scalars().all()
     is_hidden, seen = None in triggers, " ".join(filter(None, triggers))
     return {
         row["name"]: {
             "default": row["default"],
-            "triggered": is_hidden or re.search(rf"\bnew`?\s*\.\s*`?{re.escape(row['name'])}(?!\w)", seen, re.I) is not None,
-            **{what: bool(row[what]) for what in ("nullable", "autoincrement", "computed")},
+            "triggered": (is_hidden and not row["autoincrement"]) or _occurs(row["name"], seen),
+            **{what: bool(row[what]) for what in ("nullable", "autoincrement", "computed", "row_end")},
         }
         for row in connection.execute(text(_FILLED), place).mappings()
     }
+
+
+def _occurs(name: str, statements: str) -> bool:
+    """As a word anywhere, as what is set may be quoted in several ways, and have comments before it."""
+    words = "|".join(re.escape(name.replace(quote, quote * 2)) for quote in ("", "`", '"') if not quote or quote in name)
+    return re.search(rf"(?<!\w)({words})(?!\w)", statements, re.IGNORECASE) is not None
 
 
 _IN_HEIRS = """

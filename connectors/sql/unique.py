@@ -50,11 +50,8 @@ _PARTS = {
     "WHERE indisunique AND place <= indnkeyatts AND indrelid = to_regclass(:quoted)",
     Product.MYSQL: "SELECT index_name, column_name, CASE WHEN column_name IS NULL THEN 'has an expression' "
     "WHEN sub_part IS NOT NULL THEN concat('compares only the first ', sub_part, ' characters or bytes') END, NULL "
-    "FROM information_schema.statistics "  # MariaDB adds the end of a version to each key, the same for all current rows
-    "NATURAL LEFT JOIN (SELECT table_schema, table_name, column_name, generation_expression "
-    "FROM information_schema.columns) AS columns "
-    "WHERE NOT non_unique AND table_schema = coalesce(:schema, database()) AND table_name = :name "
-    "AND coalesce(generation_expression, '') <> 'ROW END'",
+    "FROM information_schema.statistics "
+    "WHERE NOT non_unique AND table_schema = coalesce(:schema, database()) AND table_name = :name",
     Product.SQLITE: "SELECT indexes.name, parts.name, CASE WHEN indexes.partial THEN 'is partial: it has a WHERE clause' "
     "WHEN parts.name IS NULL THEN 'has an expression' END, parts.coll "
     "FROM pragma_index_list(:name, coalesce(:schema, 'main')) AS indexes, "
@@ -64,11 +61,17 @@ _NEW_EACH_TIME = re.compile(r"\(?(uuid|nextval)\b", re.IGNORECASE)
 
 
 def unique_keys(
-    connection: Connection, place: Mapping[str, str | None], primary: Collection[str], product: Product
+    connection: Connection,
+    place: Mapping[str, str | None],
+    primary: Collection[str],
+    product: Product,
+    columns: Mapping[str, Mapping[str, Any]],
 ) -> tuple[UniqueKey, ...]:
     """All unique keys of a table. `place`: its `schema`, `name` and `quoted` name. `primary`: its primary key's columns."""
     parts: dict[str, list[tuple[str | None, str | None, tuple[str, ...]]]] = defaultdict(list)
     for name, column, flaw, collation in connection.execute(text(_PARTS[product]), place):
+        if column is not None and columns.get(column, {}).get("row_end"):
+            continue  # MariaDB adds the end of a version to each key, the same for all current rows
         parts[name].append((column, flaw, (collation,) if isinstance(collation, str) else tuple(collation or ())))
     keys = [
         UniqueKey(
@@ -146,7 +149,7 @@ def _is_new_each_time(unique: UniqueKey, columns: Mapping[str, Mapping[str, Any]
     )
 
 
-_SET = ", which a BEFORE INSERT trigger sets, or may set where this user has no right to see it (TRIGGER)"
+_SET = ", which a BEFORE INSERT trigger may set (where it does not, GRANT TRIGGER ON the table lets this user see that)"
 
 
 def _may_be_set(unique: UniqueKey, columns: Mapping[str, Mapping[str, Any]]) -> bool:

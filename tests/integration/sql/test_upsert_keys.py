@@ -56,6 +56,7 @@ def test_another_unique_key_of_which_rows_give_a_part_is_refused(mariadb_rig, co
 
 @pytest.mark.parametrize(("body", "is_refused"), [
     ("SET NEW.initial = LEFT(NEW.name, 1)", True), ("SET new . `initial` = 'x'", True), ("SET NEW.initials = 'x'", False),
+    ("SET NEW/* the first */.Initial = 'x'", True),
 ])  # fmt: skip
 def test_another_unique_key_that_a_trigger_sets_is_refused(mariadb_rig, body, is_refused):
     mariadb_rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20), initial CHAR(1) NULL, initials TEXT, UNIQUE other (initial)")
@@ -74,8 +75,10 @@ def test_a_trigger_that_the_user_may_not_see_may_set_any_column(mariadb_rig, mon
     UpsertSink(mariadb_rig.url, mariadb_rig.table, ("id",)).check_rows(rows)
     monkeypatch.setattr(table, "_TRIGGERS", table._TRIGGERS.replace("SELECT action_statement", "SELECT NULL"))
     SqlSink(mariadb_rig.url, mariadb_rig.table).check_rows(rows)
-    with pytest.raises(UsageError, match="a BEFORE INSERT trigger sets, or may set where this user has no right to see it"):
+    with pytest.raises(UsageError, match="a BEFORE INSERT trigger may set"):
         UpsertSink(mariadb_rig.url, mariadb_rig.table, ("id",)).check_rows(rows)
+    mariadb_rig.execute(f"ALTER TABLE {mariadb_rig.table} DROP KEY other, ADD no INT AUTO_INCREMENT UNIQUE")
+    UpsertSink(mariadb_rig.url, mariadb_rig.table, ("id",)).check_rows(rows)
 
 
 @pytest.mark.parametrize(

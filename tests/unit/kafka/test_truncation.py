@@ -18,7 +18,7 @@ from headrace.connectors.kafka.read import reader
 from headrace.connectors.kafka.read import source as source_module
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError
-from headrace.kafka import Committed, Earliest, KafkaSource, Latest
+from headrace.kafka import At, Committed, Earliest, KafkaSource, Latest
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.spark.kafka_offsets import KafkaOffsets
@@ -385,3 +385,48 @@ def read_to(reader, last):
         batch = reader.poll(0.05)
         values += batch.records.column("value").to_pylist() if batch is not None else []
     return values
+
+
+@pytest.fixture
+def truncated():
+    """A cluster, and a checkpoint behind 100 records of which the log lacks the last 40."""
+    with FakeKafka(brokers=3) as kafka:
+        kafka.create_topic("t", partitions=1)
+        kafka.append("t", *named("a", range(60)))
+        kafka.append("t", *named("a", range(60, 100)))
+        _, checkpoint = read_on(KafkaSource(kafka.bootstrap, topics=["t"], stop=Latest()), None)
+        kafka.lose_records("t", from_offset=60)
+        yield kafka, checkpoint
+
+
+def read_on(source, checkpoint):
+    with source.batches(checkpoint) as batches:
+        values = [value for batch in batches for value in batch["value"].to_pylist()]
+        return values, batches.checkpoint()
+
+
+@pytest.mark.parametrize("more", [0, 10, 80])
+def test_a_read_with_a_stop_that_continues_reports_a_truncation_wherever_the_log_ends_now(truncated, more):
+    """Regression: it fetched nothing up to a stop before its position, and ended without a word."""
+    kafka, checkpoint = truncated
+    for value in named("b", range(more)):
+        kafka.append("t", value)
+    with pytest.raises(DataLossError, match=r"records were lost|the log was truncated; offsets 60 to 99"):
+        read_on(KafkaSource(kafka.bootstrap, topics=["t"], stop=Latest()), checkpoint)
+
+
+def test_or_a_warning_and_it_reads_what_was_written_since_and_the_next_one_what_follows(truncated, caplog):
+    """Regression: each time it ended where it was, as the checkpoint kept the epoch of before."""
+    kafka, checkpoint = truncated
+    source = KafkaSource(kafka.bootstrap, topics=["t"], stop=Latest(), fail_on_data_loss=False)
+    for first, last in ((0, 10), (10, 80), (80, 81)):
+        kafka.append("t", *named("b", range(first, last)))
+        values, checkpoint = read_on(source, checkpoint)
+        assert values == named("b", range(first, last))
+    assert caplog.text.count("continuing at offset 60") == caplog.text.count("records were lost") == 1
+
+
+def test_a_stop_of_the_users_before_the_position_is_no_loss(truncated):
+    kafka, _ = truncated
+    _, checkpoint = read_on(KafkaSource(kafka.bootstrap, topics=["t"], stop=At(50)), None)
+    assert read_on(KafkaSource(kafka.bootstrap, topics=["t"], stop=At(40)), checkpoint)[0] == []
