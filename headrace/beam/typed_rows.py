@@ -20,7 +20,7 @@ from headrace.enumerator.errors import UsageError
 
 _TYPES: Mapping[pa.DataType, Any] = {
     pa.bool_(): bool,
-    pa.int8(): np.int8,
+    pa.int8(): np.int16,
     pa.int16(): np.int16,
     pa.int32(): np.int32,
     pa.int64(): np.int64,
@@ -34,7 +34,7 @@ _TYPES: Mapping[pa.DataType, Any] = {
     pa.binary(): bytes,
     pa.date32(): datetime.date,
 }
-"""Beam's types, by Arrow's. A number without a sign is wider: Beam has none."""
+"""Beam's types, by Arrow's. A number without a sign is wider: Beam has none. So is one of 8 bits: its coder takes no sign."""
 
 
 def row_type(schema: pa.Schema) -> RowTypeConstraint:

@@ -33,16 +33,20 @@ class Capabilities:
     """Whether what a finished bundle has given outlives a failure of the pipeline. Not where all of it is in memory."""
     has_splittable: bool = True
     """Whether splittable DoFns that hand their rest on run there."""
+    has_one_worker: bool = False
+    """Whether it drops such rests, and finalizes nothing, with several workers (`ParallelBundleManager.process_bundle`)."""
 
 
 RUNNERS: Mapping[str, Capabilities] = {
     "BundleBasedDirectRunner": Capabilities(Stages.ONE_BY_ONE, has_splittable=False),
     "DataflowRunner": Capabilities(is_durable=True),
     "FlinkRunner": Capabilities(check_options=flink.refuse, is_durable=True),
-    "FnApiRunner": Capabilities(Stages.ONE_BY_ONE),
+    "FnApiRunner": Capabilities(Stages.ONE_BY_ONE, has_one_worker=True),
     "PortableRunner": Capabilities(check_options=flink.refuse, is_durable=True),  # it reaches Flink's job server
     "PrismRunner": Capabilities(),
-    "SwitchingDirectRunner": Capabilities(Stages.DEPENDS),  # Prism where Beam can fetch it, else FnApiRunner
+    "SwitchingDirectRunner": Capabilities(
+        Stages.DEPENDS, has_one_worker=True
+    ),  # Prism where Beam can fetch it, else FnApiRunner
 }
 """By the name of the runner's class. A runner that is not here is taken for one that streams without our checkpoints."""
 

@@ -249,6 +249,22 @@ class ToRecords(beam.DoFn):
         return (TimestampedValue(row, Timestamp(micros=micros)) for row, micros in pairs)
 
 
+def _check_splittable(pipeline: Any, options: Mapping[str, Any]) -> None:
+    """Raise UsageError where what a splittable DoFn hands on would be lost."""
+    runner, name = capabilities.of_runner(pipeline), capabilities.name_of(pipeline)
+    if not runner.has_splittable:
+        raise UsageError(
+            f"{name} does not run Beam's splittable DoFns to their end: use DirectRunner, or read to a limit without offsets "
+            "that are committed"
+        )
+    workers = options.get("direct_num_workers") or 0
+    if runner.has_one_worker and workers != 1:
+        raise UsageError(
+            f"with direct_num_workers={workers} {name} drops what a splittable DoFn hands on, and records would be lost: leave "
+            "it at 1, or use PrismRunner"
+        )
+
+
 def _check_streams(pipeline: Any) -> None:
     """A source without an end needs a runner whose stages run in parallel, or not one record comes out, silently."""
     wanted = "read up to a stop or a limit, or use Prism (--runner=PrismRunner), Flink, or another runner that streams"
@@ -379,11 +395,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         return Reading(self._source, uuid.uuid4().hex, self._event_time, self._read_s, self._publishes, timeout_s)
 
     def _read(self, pbegin: Any, options: Mapping[str, Any]) -> Any:
-        if not capabilities.of_runner(pbegin.pipeline).has_splittable:
-            runner = capabilities.name_of(pbegin.pipeline)
-            raise UsageError(
-                f"{runner} does not run Beam's splittable DoFns to their end: use DirectRunner, or read to a limit"
-            )
+        _check_splittable(pbegin.pipeline, options)
         if self._source.boundedness is Boundedness.UNBOUNDED:
             _check_streams(pbegin.pipeline)
         enumerate_fn, read_fn = self.stages(options)
@@ -401,6 +413,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         read_fn = beam.ParDo(limited).with_output_types(pa.RecordBatch)
         outputs = pbegin | "Impulse" >> beam.Impulse() | "ReadLimited" >> read_fn.with_outputs(POSITIONS, main="batches")
         if self._publishes:
+            _check_splittable(pbegin.pipeline, options)
             # as what a restored reader finds that has read all, but does not know that it was published
             left = outputs[POSITIONS] | "Positions" >> beam.Map(Element).with_output_types(Element)
             # the positions are of splits that were read in part, too, but for sources that need to know

@@ -227,7 +227,7 @@ class SplitPlanner(SourcePlanner[SplitT]):
             unread=(*(end.split for end in ends if not end.finished), *reading.unread),
             finished=self._remembered(reading, [end.split for end in ends if end.finished]),
             is_limited=any(task.is_limited for task in recorded),
-            read_nothing=not any(end.rows or end.split != starts.get(end.split.split_id) for end in ends),
+            read_nothing=not any(end.rows or end.finished or end.split != starts.get(end.split.split_id) for end in ends),
         )
 
     def _selected(self, over: Unread[SplitT]) -> Unread[SplitT]:
@@ -242,15 +242,16 @@ class SplitPlanner(SourcePlanner[SplitT]):
         """A batch that read nothing although a probe had found records has waited too short: a reader may take long to
         connect, or a server to come to its first record. The batch's limit does not bound that: it would never be read.
         """
-        if before is None or before.reading != self._probed or not over.read_nothing:
+        if before is None or not before.tasks or not over.read_nothing:
             self._unread_batches = 0
             return
-        self._wait_s = min(max(self._wait_s * 2, FIRST_WAIT_S), max(self._read.limits.seconds, self._read.stall_s))
+        if before.reading == self._probed:
+            self._wait_s = min(max(self._wait_s * 2, FIRST_WAIT_S), max(self._read.limits.seconds, self._read.stall_s))
         self._unread_batches += 1
         if self._unread_batches == _MOST_UNREAD:
             said = (
-                f"there are records, and the last {_MOST_UNREAD} batches have read none: a function of foreachBatch that does "
-                "not use its frame skips no rows of this source, so they come again. Use the frame, or stop the query"
+                f"the last {_MOST_UNREAD} batches have read nothing of their splits: rows that foreachBatch does not use, or whose "
+                "plan Spark has found to be empty, are not skipped, and come again. Use the frame, or stop the query"
             )
             if self._pins_end:
                 raise UsageError(f"{said}. AvailableNow would never end")

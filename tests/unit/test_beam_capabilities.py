@@ -37,7 +37,8 @@ def test_the_table_names_classes_of_beam():
 )
 def test_what_a_runner_can_do(runner: type[Any], stages: Stages, checks: Any, is_durable: bool):
     pipeline = SimpleNamespace(runner=runner.__new__(runner), options=PipelineOptions([]))
-    assert of_runner(pipeline) == Capabilities(stages, checks, is_durable)
+    is_direct = runner in (FnApiRunner, SwitchingDirectRunner)
+    assert of_runner(pipeline) == Capabilities(stages, checks, is_durable, has_one_worker=is_direct)
 
 
 def test_the_portable_runners_own_job_server_is_not_flinks():

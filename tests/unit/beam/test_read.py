@@ -847,6 +847,18 @@ def test_a_runner_that_does_not_end_splittable_functions_is_refused_but_with_a_l
     with pytest.raises(UsageError, match="BundleBasedDirectRunner does not run Beam's splittable DoFns"):
         _ = beam.Pipeline("BundleBasedDirectRunner") | ReadFromSource(source)
     _ = beam.Pipeline("BundleBasedDirectRunner") | ReadFromSource(source, limit=Limit(1, None))
+    with pytest.raises(UsageError, match="BundleBasedDirectRunner does not run Beam's splittable DoFns"):
+        _ = beam.Pipeline("BundleBasedDirectRunner") | ReadFromSource(source, limit=Limit(1, None), publish=True)
+
+
+@pytest.mark.parametrize("runner", ["DirectRunner", "apache_beam.runners.portability.fn_api_runner.FnApiRunner"])
+@pytest.mark.parametrize("number", [0, 2])
+def test_several_workers_of_a_direct_runner_are_refused(runner, number):
+    """Regression: it dropped what a reader had handed on to a next bundle, and ended well."""
+    source, options = MemorySource(MemoryLog(), bounded=True), PipelineOptions([f"--direct_num_workers={number}"])
+    with pytest.raises(UsageError, match=f"direct_num_workers={number} .* drops what a splittable DoFn hands on"):
+        _ = beam.Pipeline(runner, options) | ReadFromSource(source)
+    _ = beam.Pipeline("PrismRunner", options) | ReadFromSource(source)
 
 
 def test_direct_runner_may_have_no_prism_and_that_is_said(caplog):

@@ -112,13 +112,15 @@ def test_batches_with_typed_columns_are_written(kafka, flights):
 
 def test_rows_have_a_schema_that_other_languages_read_and_are_encoded_by_it():
     column = AvroFormat(json.dumps(FLIGHT)).decode(pa.array([avro(ROW), None], pa.binary())).values
-    batch = pa.record_batch([column, pa.array([1, 2**63], pa.uint64())], names=["value", "n"])
+    numbers = pa.array([1, 2**63], pa.uint64()), pa.array([-128, 127], pa.int8())
+    batch = pa.record_batch([column, *numbers], names=["value", "n", "small"])
     made = pickle.loads(pickle.dumps(AsRows(batch.schema)))
     rows = list(made(batch.slice(0, 1))) + list(made(batch.slice(1)))
     kind = row_type(batch.schema)
     coder = coders.get_coder(kind)
     first, second = (coder.decode(coder.encode(row)) for row in rows)
     assert (first.n, second.n, second.value) == (Decimal(1), Decimal(2**63), None)
+    assert (first.small, second.small) == (-128, 127)  # Beam's coder of bytes takes no sign
     assert first.value._asdict() == {**ROW, "at": AT, "legs": [tuple(ROW["legs"][0].values())]}
     fields = typing_to_runner_api(kind).row_type.schema.fields[0].type.row_type.schema.fields
     urns = {each.name: each.type.logical_type.urn.rsplit(":", 2)[-2] for each in fields if each.type.HasField("logical_type")}
