@@ -250,8 +250,8 @@ class SplitPlanner(SourcePlanner[SplitT]):
         self._unread_batches += 1
         if self._unread_batches == _MOST_UNREAD:
             said = (
-                f"the last {_MOST_UNREAD} batches have read nothing of their splits: rows that foreachBatch does not use, or whose "
-                "plan Spark has found to be empty, are not skipped, and come again. Use the frame, or stop the query"
+                f"the last {_MOST_UNREAD} batches have read nothing of their splits: rows that foreachBatch does not use, or "
+                "whose plan Spark has found to be empty, are not skipped, and come again. Use the frame, or stop the query"
             )
             if self._pins_end:
                 raise UsageError(f"{said}. AvailableNow would never end")

@@ -366,22 +366,24 @@ def test_available_now_tries_a_source_for_some_time(
     assert len(refused) > 10
 
 
+@pytest.mark.parametrize("kind", [Feed, Sight])
 @pytest.mark.parametrize("is_pinned", [False, True])
 def test_batches_whose_rows_nothing_uses_are_said_and_end_available_now(
-    feed: Query, shelf: Shelf, is_pinned: bool, caplog: pytest.LogCaptureFixture
+    kind: type[Feed | Sight], shelf: Shelf, tmp_path: Path, is_pinned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    query = Query(SplitRead(source=kind(shelf), checkpoint=str(tmp_path)))
     shelf.add("a", "a0")
-    assert feed.batch() == ["a0"]
+    assert query.batch() == ["a0"]
     if is_pinned:
-        feed.planner.pin_end()
-    shelf.add("a", "a1")
+        query.planner.pin_end()
+    shelf.add("b", "b0")
     said = "the last 20 batches have read nothing of their splits"
     with pytest.raises(UsageError, match=said) if is_pinned else nullcontext():
         for _ in range(30):
-            assert feed.plan()
+            assert query.plan()
     assert caplog.text.count(said) == (0 if is_pinned else 1)
     if not is_pinned:
-        assert feed.batch() == ["a1"]
+        assert query.batch() == ["b0"]
 
 
 @pytest.mark.parametrize(("behind_s", "is_found"), [(500.0, True), (700.0, False)])
