@@ -73,6 +73,11 @@ def with_chunk(split: LogSplit, table: str, oid: int, own: TableSeam, upper: Key
     )
 
 
+def _both(known: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
+    """The entries by which a table has been published all the time; those of now, or the known ones, where there are none."""
+    return tuple(entry for entry in known if entry in now) or known or now
+
+
 def partly_read(split: LogSplit, table: str) -> TableSeam | None:
     """What is read of the table, if that is some of its chunks, and not the last one."""
     seam = None if split.seam is None else dict(split.seam.tables).get(table)
@@ -106,8 +111,9 @@ class AddedTables:
         No entry publishes such a table in `published_by`, so it is known then that its copy has rows.
         """
         entries_of = dict(split.published_by)
-        of_read = {oid: entries for oid, entries in entries_of.items() if split.has_rows_of(oid)}
-        published = {each.table.oid: of_read.get(each.table.oid) or each.published_by for each in self._followed}
+        partly = {each.table.oid for each in self._followed if partly_read(split, each.table.full_name) is not None}
+        of_read = {oid: entries for oid, entries in entries_of.items() if oid in partly or split.has_rows_of(oid)}
+        published = {each.table.oid: _both(of_read.get(each.table.oid, ()), each.published_by) for each in self._followed}
         if split.tables is not None:
             if again := [each.table.full_name for each in self._followed if entries_of.get(each.table.oid) == ()]:
                 log.warning("%s: the rows are read again; those that were deleted meanwhile stay in the copy", ", ".join(again))

@@ -350,7 +350,9 @@ class _Types:
 class PublishedTable:
     """A table as a publication has it. `columns`: before 15 it has no lists, and None is all but generated columns.
 
-    `published_by`: the oids of the catalog's entries that publish it, of which it gets new ones when it is added again.
+    `published_by`: the oids of the catalog's entries that publish it, of which it gets new ones when it is added again. Only
+    those that publish these rows and columns: an entry whose row filter or list is not in force, as that of a schema is, or
+    all others, where such an entry is in force, are left out.
     """
 
     oid: int
@@ -421,6 +423,12 @@ class PgPublication:
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
 _SELF_AND_ROOTS = "(SELECT c.oid UNION ALL SELECT relid FROM pg_partition_ancestors(c.oid))"
+# The table's entry that has a row filter or list of columns, and whether that is not in force.
+_RESTRICTED = """
+    (SELECT e.oid FROM pg_publication_rel e WHERE prpubid = p.oid AND prrelid = c.oid
+        AND (prqual IS NOT NULL OR prattrs IS NOT NULL))::bigint,
+    puballtables OR EXISTS (SELECT FROM pg_publication_namespace WHERE pnpubid = p.oid AND pnnspid = relnamespace)
+"""
 _PUBLISHED_SCHEMAS = f"""
             UNION ALL SELECT e.oid FROM pg_publication_namespace e JOIN pg_class r ON pnnspid = r.relnamespace
             WHERE pnpubid = p.oid AND r.oid IN {_SELF_AND_ROOTS}
@@ -436,9 +444,9 @@ def read_publication(connection: Connection, name: str) -> PgPublication | None:
     ).fetchone()
     if row is None:
         return None
-    details, schemas = "NULL, NULL", ""
+    details, schemas = "NULL, NULL, NULL, NULL", ""
     if connection.info.server_version >= _PG15:
-        details, schemas = "attnames::text[], rowfilter", _PUBLISHED_SCHEMAS
+        details, schemas = f"attnames::text[], rowfilter, {_RESTRICTED}", _PUBLISHED_SCHEMAS
     tables = connection.execute(
         f"""
         SELECT c.oid::bigint, schemaname, tablename, {details}, ARRAY(
@@ -453,12 +461,22 @@ def read_publication(connection: Connection, name: str) -> PgPublication | None:
         [name],
     )
     published = tuple(
-        PublishedTable(oid, schema, table, None if columns is None else tuple(columns), row_filter, tuple(entries))
-        for oid, schema, table, columns, row_filter, entries in tables
+        PublishedTable(
+            *(oid, schema, table, None if columns is None else tuple(columns), row_filter),
+            published_by=_in_force(entries, restricted, is_hidden=is_hidden),
+        )
+        for oid, schema, table, columns, row_filter, restricted, is_hidden, entries in tables
     )
     owner, all_tables, via_root, version, *allowed = row
     operations = frozenset(each for each, is_published in zip(OPERATIONS, allowed, strict=True) if is_published)
     return PgPublication(name, owner, all_tables, via_root, operations, published, version)
+
+
+def _in_force(entries: Sequence[int], restricted: int | None, *, is_hidden: bool | None) -> tuple[int, ...]:
+    """The entries that publish the same of a table as all of them together. `restricted`: the one with a filter or a list."""
+    if restricted is None:
+        return tuple(entries)
+    return tuple(each for each in entries if each != restricted) if is_hidden else (restricted,)
 
 
 def publications_of(connection: Connection, entries: Collection[int]) -> set[str]:

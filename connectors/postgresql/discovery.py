@@ -248,8 +248,8 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
                         f"set publication back, or {NEW_SNAPSHOT}"
                     )
                 raise DataLossError(
-                    f"table {table} was taken out of publication {publication} and added again, so the log lacks what was "
-                    f"changed between: {NEW_SNAPSHOT}"
+                    f"table {table} was taken out of publication {publication} and added again, or has another row filter or "
+                    f"list of columns there, so rows or changes are missing: {NEW_SNAPSHOT}"
                 )
             if oid in self._left:
                 raise DataLossError(

@@ -214,6 +214,43 @@ def test_lists_of_columns_and_filters_of_rows_are_read(server, schema, connectio
     psql(server.url, f"DROP PUBLICATION {schema}")
 
 
+def test_a_table_is_published_by_the_entries_whose_filter_and_list_are_in_force(server, schema, connection):
+    if connection.info.server_version < 150000:
+        pytest.skip("publications have them from 15 on")
+    psql(
+        server.url,
+        f"CREATE TABLE {schema}.t (a int PRIMARY KEY, b int) PARTITION BY RANGE (a)",
+        f"CREATE TABLE {schema}.part PARTITION OF {schema}.t DEFAULT",
+        f"CREATE TABLE {schema}.u (a int PRIMARY KEY, b int)",
+    )
+
+    def entries(of: str, table: str, alter: str = "") -> tuple[int, list[str]]:
+        """How many entries are in force for the table, and the columns that it has by them."""
+        if of:
+            psql(server.url, f"DROP PUBLICATION IF EXISTS {schema}", f"CREATE PUBLICATION {schema} FOR {of}")
+        else:
+            psql(server.url, f"ALTER PUBLICATION {schema} {alter}")
+        found = read_publication(connection, schema)
+        assert found is not None
+        (one,) = (each for each in found.tables if each.name == table)
+        return len(one.published_by), list(one.columns or ())
+
+    every = ["a", "b"]
+    assert entries("ALL TABLES", "u") == (1, every)
+    assert entries(f"TABLES IN SCHEMA {schema}, TABLE {schema}.u", "u") == (2, every)
+    assert entries(f"TABLES IN SCHEMA {schema}, TABLE {schema}.u WHERE (a > 5)", "u") == (1, every)
+    assert entries("", "u", f"DROP TABLES IN SCHEMA {schema}") == (1, every)
+    assert entries(f"TABLE {schema}.t, TABLE {schema}.part", "part") == (2, every)
+    assert entries(f"TABLE {schema}.t, TABLE {schema}.part (a)", "part") == (1, ["a"])
+    listed = read_publication(connection, schema)
+    assert entries("", "part", f"DROP TABLE {schema}.part") == (1, every)
+    root = read_publication(connection, schema)
+    assert listed is not None
+    assert root is not None
+    assert {*listed.tables[0].published_by}.isdisjoint(root.tables[0].published_by), "other columns come"
+    psql(server.url, f"DROP PUBLICATION {schema}")
+
+
 def test_what_a_server_is_outlives_a_sigkill(server):
     def asked() -> tuple[object, object]:
         with connect(server.url) as connection:

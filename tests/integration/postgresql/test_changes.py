@@ -998,6 +998,65 @@ def test_a_table_that_was_out_of_the_publication_for_a_while_is_data_loss(url: s
             EmbeddedRun(source_of(url, snapshot=snapshot), clock=time.monotonic, checkpoint=state)
 
 
+FILTERED = "TABLE public.orders WHERE (id > 2989)"
+COMES = (f"TABLES IN SCHEMA public, {FILTERED}", "DROP TABLES IN SCHEMA public", 3000)
+GOES = (FILTERED, "ADD TABLES IN SCHEMA public", 10)
+
+
+@pytest.mark.parametrize("is_down", [False, True], ids=["running", "down"])
+@pytest.mark.parametrize(("first", "then", "rows"), [COMES, GOES], ids=["comes", "goes"])
+def test_a_row_filter_that_comes_or_goes_with_another_entry_is_data_loss(
+    url: str, first: str, then: str, rows: int, is_down: bool
+) -> None:
+    """The table's entry stayed, and only that was compared: updates of other rows, or these, never arrived."""
+    _with_filters(url)
+    psql(url, "DROP PUBLICATION orders", f"CREATE PUBLICATION orders FOR {first}")
+    now = [0.0]
+    lost = pytest.raises(DataLossError, match=r"public.orders was .*, or has another row filter or list of columns")
+    with EmbeddedRun(source_of(url), clock=lambda: now[0], discovery_interval_s=1.0) as run:
+        read_some(run, rows)
+        for _ in range(2):
+            now[0] += 5.0
+            run.poll(0.1)
+        state = run.checkpoint()
+        psql(url, f"ALTER PUBLICATION orders {then}")
+        with nullcontext() if is_down else lost:
+            for _ in range(0 if is_down else 3):
+                now[0] += 5.0
+                run.poll(0.1)
+    with lost:
+        EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state)
+
+
+def _with_filters(url: str) -> None:
+    (number,) = psql(url, "SHOW server_version_num")[0]
+    if int(number) < 150000:
+        pytest.skip("15 and newer have such publications")
+
+
+def test_a_filter_of_a_checkpoint_without_it_is_as_it_is_then(url: str) -> None:
+    """It had all entries. Those without a filter may come and go, as long as one stays."""
+    _with_filters(url)
+    psql(url, f"ALTER PUBLICATION orders SET {COMES[0]}")
+    with EmbeddedRun(source_of(url), clock=time.monotonic) as run:
+        state = state_of_log(run)
+    every = "SELECT oid FROM pg_publication_namespace UNION ALL SELECT oid FROM pg_publication_rel"
+    schema, table = (oid for (oid,) in psql(url, every))
+    serializer = CheckpointSerializer("postgresql-changes", ChangesSplitSerializer())
+    checkpoint = serializer.deserialize(state)
+    ((oid, entries),) = checkpoint.splits[0].split.published_by
+    assert entries == (schema,)
+    older = replace(checkpoint.splits[0].split, published_by=((oid, (schema, table)),))
+    state = serializer.serialize(replace(checkpoint, splits=(replace(checkpoint.splits[0], split=older),)))
+    psql(url, "INSERT INTO public.orders VALUES (9000, 'p', 'read')")
+    with EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
+        read_some(run, 1)
+        state = run.checkpoint()
+    psql(url, f"ALTER PUBLICATION orders {COMES[1]}")
+    with pytest.raises(DataLossError, match="has another row filter"):
+        EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state)
+
+
 OPTIONS = (
     "ALTER PUBLICATION orders SET (publish = 'truncate')",
     "ALTER PUBLICATION orders SET (publish = 'insert, update, delete, truncate')",
@@ -1153,9 +1212,7 @@ def test_a_publication_of_another_owner_and_a_checkpoint_without_options_continu
 def test_another_publication_is_refused_by_the_name_of_the_one_that_was_read(url: str, of_what: str) -> None:
     """It was data loss, as if the table had been taken out of the new one."""
     if "WHERE" in of_what or "SCHEMA" in of_what:
-        (number,) = psql(url, "SHOW server_version_num")[0]
-        if int(number) < 150000:
-            pytest.skip("15 and newer have such publications")
+        _with_filters(url)
     psql(url, f"CREATE PUBLICATION others FOR {of_what}")
     try:
         for had, has in (("orders", "others"), ("others", "orders")):
