@@ -73,6 +73,22 @@ def flush_log(connection: Connection) -> None:
         connection.execute("SELECT pg_logical_emit_message(true, 'headrace', '')")  # any role may, also a read-only one
 
 
+def read_oldest_transactions(connection: Connection, least_age_s: float = 0.0) -> list[str]:
+    """The oldest three that have an id, of any database, and since when they are open, as far as our role may see that."""
+    rows = connection.execute(
+        """
+        SELECT who || coalesce(' since ' || date_trunc('second', since), '') FROM (
+            SELECT 'process ' || pid, xact_start, backend_xid FROM pg_stat_activity WHERE pid <> pg_backend_pid()
+            UNION ALL SELECT 'prepared transaction ' || quote_literal(gid), prepared, transaction FROM pg_prepared_xacts
+        ) AS open(who, since, xid)
+        WHERE xid IS NOT NULL AND coalesce(since, now()) <= clock_timestamp() - make_interval(secs => %s)
+        ORDER BY age(xid) DESC LIMIT 3
+        """,
+        [least_age_s],
+    )
+    return [who for (who,) in rows]
+
+
 def read_settings(connection: Connection, names: Collection[str]) -> dict[str, str]:
     """As SHOW has them: with units. Those that this server does not have are left out."""
     query = "SELECT name, current_setting(name) FROM unnest(%s::text[]) AS name WHERE current_setting(name, true) IS NOT NULL"

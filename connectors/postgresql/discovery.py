@@ -31,6 +31,7 @@ from headrace.connectors.postgresql.splits import (
     stored_published,
     stored_seam,
 )
+from headrace.connectors.postgresql.waiting import warned
 from headrace.enumerator.envelope import stored_object
 from headrace.enumerator.errors import AuthenticationError, DataLossError, RetriableError, StateError, UsageError
 from headrace.enumerator.source import DiscoveryResult, JsonObject, SplitDiscovery, Stage, StagedDiscovery
@@ -140,7 +141,8 @@ class ChunkDiscovery(SplitDiscovery[ChangesSplit]):
         source = self._source
         followed = source.followed  # before there is a slot, in case they are refused
         with translated(source.url, "starting a snapshot"), connect(source.url) as connection:
-            place, floor = log_end(connection) if source.snapshot == "only" else slot_place(connection, source.slot)
+            is_alone = source.snapshot == "only"
+            place, floor = log_end(connection) if is_alone else slot_place(connection, source.url, source.slot)
             added = [chunk for each in followed for chunk in _cut(connection, each, source.chunk_rows, place, floor)]
         return DiscoveryResult(added, complete=self._is_all, stage=self._stage)
 
@@ -204,7 +206,7 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
         else:
             published = tuple((each.table.oid, each.published_by) for each in followed)
             with translated(self._source.url, "making a slot"), connect(self._source.url) as connection:
-                place, _ = slot_place(connection, self._source.slot)
+                place, _ = slot_place(connection, self._source.url, self._source.slot)
             options = followed[0].options
             split = LogSplit(self._number, place, self._tables, published_by=published, columns=columns, options=options)
         return DiscoveryResult([split], stage=self._stage)
@@ -320,15 +322,15 @@ def log_end(connection: psycopg.Connection) -> tuple[Origin, int]:
     return Origin(str(server.system_identifier), server.timeline, lsn), lsn
 
 
-def slot_place(connection: psycopg.Connection, name: str) -> tuple[Origin, int]:
+def slot_place(connection: psycopg.Connection, url: str, name: str) -> tuple[Origin, int]:
     """Where the log of the slot starts, and an LSN before every change in it. Makes the slot if there is none.
 
     Raises RetriableError while another process uses it, and DataLossError for one that was invalidated.
     """
     server = catalog.read_server(connection)
     if catalog.read_slot(connection, name) is None:
-        log.info("slot %s is being made, which waits until all transactions have ended that are open now", name)
-        catalog.create_slot(connection, name)
+        with warned(url, f"slot {name} is made"):
+            catalog.create_slot(connection, name)
         log.info("slot %s is made: the server keeps the log for it until it is dropped", name)
     slot = catalog.read_slot(connection, name)
     if slot is None or slot.confirmed_flush_lsn is None or slot.wal_status == "lost":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,7 +19,7 @@ import psycopg
 import pytest
 
 from headrace.beam import ReadFromSource
-from headrace.connectors.postgresql import snapshot
+from headrace.connectors.postgresql import snapshot, waiting
 from headrace.connectors.postgresql.discovery import LogDiscovery, start_of_log
 from headrace.connectors.postgresql.replication import LogConnection
 from headrace.connectors.postgresql.source import Seam, Snapshot
@@ -408,6 +410,47 @@ def test_a_table_that_the_log_lacks_is_read_by_its_reader(url: str, is_first: bo
                 copy.apply(table_rows(batch.records, TABLE).to_pylist())
         assert copy.rows == wanted
         assert {(100000, "p"), (100001, "p")} <= wanted.keys()
+    psql(url, "DROP TABLE public.lines")
+
+
+def test_a_wait_for_open_transactions_is_said(
+    url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that another program had left open kept a job from its start, which said nothing."""
+    monkeypatch.setattr(waiting, "_FIRST_S", 0.3)
+    monkeypatch.setattr(waiting, "_AGAIN_S", 0.3)
+
+    def said(start: str) -> int:
+        wanted = rf"waiting: {start} when all .* have ended .* now: process {pid} since \d.*; prepared transaction 'left' since"
+        return sum(bool(re.match(wanted, record.message)) for record in caplog.records if record.levelname == "WARNING")
+
+    def source(*tables: str) -> ChangesSource:
+        return ChangesSource(url, tables=tables, publication="orders", slot=SLOT)
+
+    psql(url, "CREATE TABLE public.lines (id int PRIMARY KEY)", "INSERT INTO public.lines VALUES (1)")
+    with psycopg.connect(url) as open_one, ThreadPoolExecutor(1) as pool:
+        pid = open_one.info.backend_pid
+        open_one.execute("CREATE TABLE public.any ()")
+        psql(url, "BEGIN", "CREATE TABLE public.other ()", "PREPARE TRANSACTION 'left'")
+        made = pool.submit(lambda: EmbeddedRun(source("orders"), clock=time.monotonic))
+        until = time.monotonic() + 20.0
+        while said(f"slot {SLOT} is made") < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        psql(url, "ROLLBACK PREPARED 'left'")
+        open_one.rollback()
+        with made.result() as run:
+            state = state_of_log(run)
+        assert said(f"slot {SLOT} is made") >= 2
+        psql(url, "ALTER PUBLICATION orders ADD TABLE public.lines")
+        open_one.execute("CREATE TABLE public.any ()")
+        psql(url, "BEGIN", "CREATE TABLE public.other ()", "PREPARE TRANSACTION 'left'")
+        with EmbeddedRun(source("orders", "lines"), clock=time.monotonic, checkpoint=state) as run:
+            while said(r"the rows of public\.lines are read") < 2 and time.monotonic() < until:
+                run.poll(0.1)
+            psql(url, "ROLLBACK PREPARED 'left'")
+            open_one.rollback()
+            assert [row["public.lines"]["id"] for row in read_some(run, 1)] == [1]
+        assert said(r"the rows of public\.lines are read") >= 2
     psql(url, "DROP TABLE public.lines")
 
 
