@@ -193,6 +193,21 @@ def followed(relations: Sequence[PgRelation]) -> list[PgRelation]:
     return [each for each in relations if each.is_table and each.root not in oids]
 
 
+class Partition(NamedTuple):
+    """A table that has rows of a partitioned one. `root` is that one; `key`: the columns that the log has of an old row."""
+
+    root: int
+    full_name: str
+    is_logged: bool
+    key: frozenset[str]
+
+
+def read_partitions(connection: Connection, roots: Collection[int]) -> list[Partition]:
+    """Those of these tables, also where they are partitions of partitions. Waits for no lock."""
+    rows = connection.execute(_PARTITIONS, [list(roots)])
+    return [Partition(root, name, is_logged, frozenset(key)) for root, name, is_logged, key in rows]
+
+
 def unlogged_partitions(relations: Iterable[PgRelation], roots: Collection[int]) -> list[PgRelation]:
     """The partitions of these tables whose rows are read with them, and whose changes are in no log."""
     return [each for each in relations if each.root in roots and (each.kind == "f" or each.persistence == "u")]
@@ -210,13 +225,29 @@ _IDENTITIES: Mapping[str, Literal["default", "full", "index", "nothing"]] = {
 # Without the columns that an index includes: its key lacks them.
 _KEY_COLUMNS = "(indkey::int2[])[:indnkeyatts - 1]"
 # A deferrable primary key does not identify rows in the log.
+_IDENTITY = "indisvalid AND CASE relreplident WHEN 'd' THEN indisprimary AND indimmediate WHEN 'i' THEN indisreplident END"
 _TABLES = f"""
     SELECT c.oid::bigint, nspname, relname, relreplident::text, relkind = 'p',
         (SELECT NOT indimmediate FROM pg_index WHERE indrelid = c.oid AND indisprimary AND indisvalid),
         (SELECT {_KEY_COLUMNS} FROM pg_index WHERE indrelid = c.oid AND indisprimary AND indisvalid),
-        (SELECT {_KEY_COLUMNS} FROM pg_index WHERE indrelid = c.oid AND indisvalid
-            AND CASE relreplident WHEN 'd' THEN indisprimary AND indimmediate WHEN 'i' THEN indisreplident END)
+        (SELECT {_KEY_COLUMNS} FROM pg_index WHERE indrelid = c.oid AND {_IDENTITY})
     FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = ANY(%s::oid[])
+"""  # noqa: S608 - the texts are ours
+_PARTITIONS = f"""
+    WITH RECURSIVE tree(root, relation) AS (
+        SELECT root, root FROM unnest(%s::oid[]) AS root
+        UNION ALL SELECT root, inhrelid FROM tree JOIN pg_inherits ON inhparent = relation JOIN pg_class c ON c.oid = inhrelid
+            WHERE relispartition
+    )
+    SELECT root::bigint, nspname || '.' || relname, relkind = 'r' AND relpersistence = 'p', ARRAY(
+        SELECT attname FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped AND (
+            relreplident = 'f' OR attnum = ANY(
+                SELECT unnest({_KEY_COLUMNS}) FROM pg_index WHERE indrelid = c.oid AND {_IDENTITY}
+            )
+        )
+    )::text[]
+    FROM tree JOIN pg_class c ON c.oid = relation JOIN pg_namespace n ON n.oid = relnamespace
+    WHERE relation <> root AND relkind <> 'p' ORDER BY nspname COLLATE "C", relname COLLATE "C"
 """  # noqa: S608 - the texts are ours
 _COLUMNS = """
     SELECT attrelid::bigint, attnum, attname, atttypid::bigint, atttypmod, NOT attnotnull, attndims, attgenerated <> ''

@@ -13,6 +13,7 @@ from headrace.connectors.postgresql import catalog
 from headrace.connectors.postgresql.columns import NamesSum, check_names, check_sum, read_sum
 from headrace.connectors.postgresql.connection import connect, translated
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
+from headrace.connectors.postgresql.partitions import check_identities, unlogged
 from headrace.connectors.postgresql.snapshot import Followed, chunk_key, lower_bounds
 from headrace.connectors.postgresql.splits import (
     ChangesSplit,
@@ -214,8 +215,9 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
     def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
         """Raises DataLossError for a table that was out of the publication: nothing later lets the job have its changes.
 
-        And for an operation that was. UsageError if the changes until now were those of another publication, or for a column
-        that was renamed or created again: of the last one the log does not say so.
+        And for an operation that was, or a partition that is in no log. UsageError for one with another replica identity, if
+        the changes until now were those of another publication, or for a column that was renamed or created again: of the last
+        one the log does not say so.
         """
         source = self._source
         _ = source.followed  # what a new split has is from before what is read here
@@ -227,6 +229,8 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
                     self._check_published(connection, split, published)
                     if publication is not None:
                         self._check_options(split, published, publication.options)
+            if publication is not None:
+                self._check_partitions(connection, published, publication.operations)
         self._say_what_has_changed(published, frozenset() if publication is None else publication.unpublished)
         return DiscoveryResult((), stage=self._stage, replan=self._replan(published))
 
@@ -276,6 +280,21 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
                 "log lacks changes of %s. To find out, ask who altered it, or compare rows with the copy. If they differ, %s",
                 *(now.name, read, NEW_SNAPSHOT),
             )
+
+    def _check_partitions(
+        self, connection: psycopg.Connection, published: Collection[int], operations: Collection[str]
+    ) -> None:
+        """Of those, too, that were made or attached since the start."""
+        followed = [each.table for each in self._source.followed]
+        roots = {table.oid: table for table in followed if table.is_partitioned and table.oid in published}
+        partitions = catalog.read_partitions(connection, roots) if roots else []
+        if names := unlogged(partitions):
+            raise DataLossError(
+                f"partitions are unlogged or foreign now, so no log has their rows and changes: {names}. Detach them or SET "
+                f"LOGGED, and if they have or had rows, {NEW_SNAPSHOT}"
+            )
+        if {"update", "delete"}.intersection(operations):
+            check_identities(partitions, roots)
 
     def _say_what_has_changed(self, published: Mapping[int, catalog.PublishedTable], unpublished: Collection[str]) -> None:
         """The server sends no changes of a table that left the publication, and no word of that."""

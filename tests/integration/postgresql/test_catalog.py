@@ -15,6 +15,7 @@ from headrace.connectors.postgresql.catalog import (
     find_relations,
     followed,
     publication_statement,
+    read_partitions,
     read_publication,
     read_server,
     read_settings,
@@ -173,6 +174,30 @@ def test_of_a_partitioned_table_the_root_is_followed(server, schema, connection)
     assert [table.name for table in published.tables] == ["p11"]
     assert published.operations == {"insert", "update"}
     psql(server.url, f"DROP PUBLICATION {schema}")
+
+
+def test_partitions_have_their_own_identity_also_those_of_partitions(server, schema, connection):
+    psql(
+        server.url,
+        f"CREATE TABLE {schema}.p (k int PRIMARY KEY, u int NOT NULL) PARTITION BY RANGE (k)",
+        f"CREATE TABLE {schema}.p1 PARTITION OF {schema}.p FOR VALUES FROM (0) TO (9) PARTITION BY RANGE (k)",
+        f"CREATE TABLE {schema}.p11 PARTITION OF {schema}.p1 FOR VALUES FROM (0) TO (3)",
+        f"CREATE UNLOGGED TABLE {schema}.p12 PARTITION OF {schema}.p1 FOR VALUES FROM (3) TO (6)",
+        f"CREATE TABLE {schema}.p13 PARTITION OF {schema}.p1 FOR VALUES FROM (6) TO (9)",
+        f"CREATE TABLE {schema}.p2 PARTITION OF {schema}.p DEFAULT",
+        f"CREATE UNIQUE INDEX p2_u ON {schema}.p2 (u) INCLUDE (k)",
+        f"ALTER TABLE {schema}.p2 REPLICA IDENTITY USING INDEX p2_u",
+        f"ALTER TABLE {schema}.p12 REPLICA IDENTITY FULL",
+        f"ALTER TABLE {schema}.p13 REPLICA IDENTITY NOTHING",
+        f"CREATE TABLE {schema}.plain (k int PRIMARY KEY)",
+        f"CREATE TABLE {schema}.heir () INHERITS ({schema}.plain)",
+    )
+    oids = {name: table_of(connection, f"{schema}.{name}").oid for name in ("p", "p1", "plain")}
+    nested = [("p11", True, {"k"}), ("p12", False, {"k", "u"}), ("p13", True, set())]
+    for root, expected in (("p", [*nested, ("p2", True, {"u"})]), ("p1", nested), ("plain", [])):
+        found = read_partitions(connection, [oids[root]])
+        assert [(each.full_name.split(".")[1], each.is_logged, each.key) for each in found] == expected
+        assert all(each.root == oids[root] for each in found)
 
 
 def test_a_publication_of_all_tables_has_each_that_is_logged(server, schema, connection):

@@ -673,6 +673,83 @@ def test_a_partition_of_whose_old_rows_the_log_lacks_the_key_is_refused(url: str
     psql(url, "DROP TABLE public.parts")
 
 
+@contextmanager
+def following_parts(url: str, state: bytes | None = None) -> Iterator[tuple[EmbeddedRun, Callable[[], None]]]:
+    """A run of a partitioned table whose identity is an index, and what lets it look at the catalog."""
+    if state is None:
+        psql(
+            url,
+            "CREATE TABLE public.parts (id int, part int, mail text NOT NULL, PRIMARY KEY (id, part)) PARTITION BY LIST (part)",
+            "CREATE UNIQUE INDEX by_mail ON public.parts (mail, part)",
+            "ALTER TABLE public.parts REPLICA IDENTITY USING INDEX by_mail",
+            "CREATE TABLE public.one PARTITION OF public.parts FOR VALUES IN (1)",
+            "ALTER TABLE public.one REPLICA IDENTITY USING INDEX one_mail_part_idx",
+            "INSERT INTO public.parts VALUES (1, 1, 'a')",
+            "ALTER PUBLICATION orders SET (publish_via_partition_root = true)",
+            "ALTER PUBLICATION orders SET TABLE public.parts",
+        )
+    source, now = ChangesSource(url, tables=["public.parts"], publication="orders", slot=SLOT), [0.0]
+    with EmbeddedRun(source, clock=lambda: now[0], discovery_interval_s=1.0, checkpoint=state) as run:
+
+        def look() -> None:
+            now[0] += 5.0
+            run.poll(0.1)
+
+        if state is None:
+            read_some(run, 1)
+            look()
+        yield run, look
+
+
+MADE = "CREATE TABLE public.two PARTITION OF public.parts FOR VALUES IN (2)"
+SAME = "ALTER TABLE public.two REPLICA IDENTITY USING INDEX two_mail_part_idx"
+
+
+@pytest.fixture
+def parts_url(url: str) -> Iterator[str]:
+    yield url
+    psql(url, "DROP TABLE public.parts")
+
+
+def test_a_partition_that_is_made_while_the_job_runs_has_to_have_its_roots_identity(parts_url: str) -> None:
+    """A start refuses it. What was inserted into it until then is read when it has that."""
+    with following_parts(parts_url) as (run, look):
+        psql(parts_url, MADE, SAME)
+        look()
+        psql(parts_url, "INSERT INTO public.parts VALUES (2, 2, 'b')", "UPDATE public.parts SET mail = 'c' WHERE id = 2")
+        assert [(row["_op"], row["mail"]) for row in read_some(run, 3)] == [("insert", "b"), ("delete", "b"), ("insert", "c")]
+        state = run.checkpoint()
+        psql(parts_url, "ALTER TABLE public.two REPLICA IDENTITY DEFAULT", "INSERT INTO public.parts VALUES (3, 2, 'd')")
+        with pytest.raises(UsageError, match=r"read by part, mail, and of its partition public.two .* by id, part"):
+            look()
+    psql(parts_url, SAME, "UPDATE public.parts SET mail = 'e' WHERE id = 3", "UPDATE public.parts SET id = 4 WHERE id = 3")
+    with following_parts(parts_url, state) as (run, _):
+        rows = [(row["_op"], row["mail"]) for row in read_some(run, 4)]
+    assert rows == [("insert", "d"), ("delete", "d"), ("insert", "e"), ("update", "e")]
+
+
+@pytest.mark.parametrize("change", ["UPDATE public.parts SET mail = 'c' WHERE id = 2", "DELETE FROM public.parts WHERE id = 2"])
+def test_a_change_of_a_partition_without_the_key_of_the_old_row_is_data_loss(parts_url: str, change: str) -> None:
+    """The copy kept the old row. It is found before it is given, whether or not the catalog was looked at."""
+    with following_parts(parts_url) as (run, _):
+        psql(parts_url, MADE, "INSERT INTO public.parts VALUES (2, 2, 'b')")
+        assert [row["mail"] for row in read_some(run, 1)] == ["b"]
+        psql(parts_url, "UPDATE public.parts SET mail = 'x' WHERE id = 1")
+        assert len(read_some(run, 2)) == 2
+        psql(parts_url, change)
+        with pytest.raises(
+            DataLossError, match=r"parts that lack part, mail of the old row, .* public.two had another REPLICA"
+        ):
+            read_some(run, 1)
+
+
+def test_a_partition_that_is_in_no_log_ends_a_running_job(parts_url: str) -> None:
+    with following_parts(parts_url) as (_, look):
+        psql(parts_url, MADE.replace("TABLE", "UNLOGGED TABLE", 1), SAME)
+        with pytest.raises(DataLossError, match=r"are unlogged or foreign now, .*: public.two\. Detach them or SET LOGGED"):
+            look()
+
+
 def test_a_table_whose_key_is_not_published_is_read_as_one_without(url: str) -> None:
     """As it may be where only inserts are published."""
     psql(
