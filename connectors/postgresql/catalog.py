@@ -193,7 +193,7 @@ def followed(relations: Sequence[PgRelation]) -> list[PgRelation]:
     return [each for each in relations if each.is_table and each.root not in oids]
 
 
-class Partition(NamedTuple):
+class PgPartition(NamedTuple):
     """A table that has rows of a partitioned one. `root` is that one; `key`: the columns that the log has of an old row."""
 
     root: int
@@ -202,10 +202,10 @@ class Partition(NamedTuple):
     key: frozenset[str]
 
 
-def read_partitions(connection: Connection, roots: Collection[int]) -> list[Partition]:
+def read_partitions(connection: Connection, roots: Collection[int]) -> list[PgPartition]:
     """Those of these tables, also where they are partitions of partitions. Waits for no lock."""
     rows = connection.execute(_PARTITIONS, [list(roots)])
-    return [Partition(root, name, is_logged, frozenset(key)) for root, name, is_logged, key in rows]
+    return [PgPartition(root, name, is_logged, frozenset(key)) for root, name, is_logged, key in rows]
 
 
 def unlogged_partitions(relations: Iterable[PgRelation], roots: Collection[int]) -> list[PgRelation]:

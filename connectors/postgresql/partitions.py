@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from headrace.connectors.postgresql.catalog import Partition
+from headrace.connectors.postgresql.catalog import PgPartition
 from headrace.connectors.postgresql.types import PgTable
 from headrace.enumerator.errors import UsageError
 
 
-def unlogged(partitions: Sequence[Partition]) -> str:
+def unlogged(partitions: Sequence[PgPartition]) -> str:
     """The names of those whose changes are in no log."""
     return ", ".join(each.full_name for each in partitions if not each.is_logged)
 
 
-def check_identities(partitions: Sequence[Partition], roots: Mapping[int, PgTable]) -> None:
+def check_identities(partitions: Sequence[PgPartition], roots: Mapping[int, PgTable]) -> None:
     """Raise UsageError for one by whose replica identity the log lacks what its root's changes are read by."""
     for each in partitions:
         root = roots[each.root]

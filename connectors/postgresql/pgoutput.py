@@ -54,7 +54,7 @@ class LoggedRelation(NamedTuple):
     """A table as the log describes it ahead of its first change, and again where that has changed.
 
     `partitions`: those that have had changes so far, and whose replica identity has other columns than this one's. Changes of
-    them are of this relation, and none says of which partition it is.
+    them are of this relation, and do not name the partition.
     """
 
     oid: int
