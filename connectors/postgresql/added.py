@@ -22,6 +22,7 @@ from headrace.connectors.postgresql.connection import connect, translated
 from headrace.connectors.postgresql.seam import Visible, full_xid
 from headrace.connectors.postgresql.snapshot import Followed, check_size, chunk_key, next_bound, read_chunk
 from headrace.connectors.postgresql.splits import Key, LogSplit, Seam, Seen, TableSeam
+from headrace.connectors.postgresql.waiting import SlowWait
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,11 @@ class Settling:
     _since: int | None = None
     _end: int | None = None
     _passed: set[int] = field(default_factory=set)
+
+    @property
+    def waits_for_transactions(self) -> bool:
+        """For those that were open at the start; else for the log."""
+        return self._end is None
 
     def passed_over(self, xids: Iterable[int]) -> None:
         """The log has changes of the tables by these transactions, and they were left out."""
@@ -73,6 +79,11 @@ def with_chunk(split: LogSplit, table: str, oid: int, own: TableSeam, upper: Key
     )
 
 
+def _both(known: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
+    """The entries by which a table has been published all the time; those of now, or the known ones, where there are none."""
+    return tuple(entry for entry in known if entry in now) or known or now
+
+
 def partly_read(split: LogSplit, table: str) -> TableSeam | None:
     """What is read of the table, if that is some of its chunks, and not the last one."""
     seam = None if split.seam is None else dict(split.seam.tables).get(table)
@@ -94,6 +105,7 @@ class AddedTables:
         self._url, self._followed, self._chunk_rows = url, followed, chunk_rows
         self._connection: psycopg.Connection | None = None
         self._settling: Settling | None = None
+        self._wait = SlowWait("")
 
     def missing(self, split: LogSplit) -> list[Followed]:
         """The tables whose rows are not read, or not all of them; first the one of which some are."""
@@ -106,8 +118,9 @@ class AddedTables:
         No entry publishes such a table in `published_by`, so it is known then that its copy has rows.
         """
         entries_of = dict(split.published_by)
-        of_read = {oid: entries for oid, entries in entries_of.items() if split.has_rows_of(oid)}
-        published = {each.table.oid: of_read.get(each.table.oid) or each.published_by for each in self._followed}
+        partly = {each.table.oid for each in self._followed if partly_read(split, each.table.full_name) is not None}
+        of_read = {oid: entries for oid, entries in entries_of.items() if oid in partly or split.has_rows_of(oid)}
+        published = {each.table.oid: _both(of_read.get(each.table.oid, ()), each.published_by) for each in self._followed}
         if split.tables is not None:
             if again := [each.table.full_name for each in self._followed if entries_of.get(each.table.oid) == ()]:
                 log.warning("%s: the rows are read again; those that were deleted meanwhile stay in the copy", ", ".join(again))
@@ -134,11 +147,13 @@ class AddedTables:
             return True
         if self._settling is None:
             names = ", ".join(each.table.full_name for each in missing)
-            log.info("the rows of %s are read when all transactions that run now have ended", names)
-            self._settling = Settling()
+            self._settling, self._wait = Settling(), SlowWait(f"the rows of {names} are read")
         with self._asking("waiting for transactions") as connection:
             (seen,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",)
-            return self._settling.step(Visible.parsed(seen), split.position.lsn, _Asked(connection))
+            may_read = self._settling.step(Visible.parsed(seen), split.position.lsn, _Asked(connection))
+            if self._settling.waits_for_transactions:
+                self._wait.check(connection)
+            return may_read
 
     def passed_over(self, xids: Iterable[int]) -> None:
         """The log has changes of missing tables by these transactions, and they were left out."""

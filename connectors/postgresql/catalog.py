@@ -73,6 +73,22 @@ def flush_log(connection: Connection) -> None:
         connection.execute("SELECT pg_logical_emit_message(true, 'headrace', '')")  # any role may, also a read-only one
 
 
+def read_oldest_transactions(connection: Connection, least_age_s: float = 0.0) -> list[str]:
+    """The oldest three that have an id, of any database, and since when they are open, as far as our role may see that."""
+    rows = connection.execute(
+        """
+        SELECT who || coalesce(' since ' || date_trunc('second', since), '') FROM (
+            SELECT 'process ' || pid, xact_start, backend_xid FROM pg_stat_activity WHERE pid <> pg_backend_pid()
+            UNION ALL SELECT 'prepared transaction ' || quote_literal(gid), prepared, transaction FROM pg_prepared_xacts
+        ) AS open(who, since, xid)
+        WHERE xid IS NOT NULL AND coalesce(since, now()) <= clock_timestamp() - make_interval(secs => %s)
+        ORDER BY age(xid) DESC LIMIT 3
+        """,
+        [least_age_s],
+    )
+    return [who for (who,) in rows]
+
+
 def read_settings(connection: Connection, names: Collection[str]) -> dict[str, str]:
     """As SHOW has them: with units. Those that this server does not have are left out."""
     query = "SELECT name, current_setting(name) FROM unnest(%s::text[]) AS name WHERE current_setting(name, true) IS NOT NULL"
@@ -177,6 +193,21 @@ def followed(relations: Sequence[PgRelation]) -> list[PgRelation]:
     return [each for each in relations if each.is_table and each.root not in oids]
 
 
+class PgPartition(NamedTuple):
+    """A table that has rows of a partitioned one. `root` is that one; `key`: the columns that the log has of an old row."""
+
+    root: int
+    full_name: str
+    is_logged: bool
+    key: frozenset[str]
+
+
+def read_partitions(connection: Connection, roots: Collection[int]) -> list[PgPartition]:
+    """Those of these tables, also where they are partitions of partitions. Waits for no lock."""
+    rows = connection.execute(_PARTITIONS, [list(roots)])
+    return [PgPartition(root, name, is_logged, frozenset(key)) for root, name, is_logged, key in rows]
+
+
 def unlogged_partitions(relations: Iterable[PgRelation], roots: Collection[int]) -> list[PgRelation]:
     """The partitions of these tables whose rows are read with them, and whose changes are in no log."""
     return [each for each in relations if each.root in roots and (each.kind == "f" or each.persistence == "u")]
@@ -194,13 +225,29 @@ _IDENTITIES: Mapping[str, Literal["default", "full", "index", "nothing"]] = {
 # Without the columns that an index includes: its key lacks them.
 _KEY_COLUMNS = "(indkey::int2[])[:indnkeyatts - 1]"
 # A deferrable primary key does not identify rows in the log.
+_IDENTITY = "indisvalid AND CASE relreplident WHEN 'd' THEN indisprimary AND indimmediate WHEN 'i' THEN indisreplident END"
 _TABLES = f"""
     SELECT c.oid::bigint, nspname, relname, relreplident::text, relkind = 'p',
         (SELECT NOT indimmediate FROM pg_index WHERE indrelid = c.oid AND indisprimary AND indisvalid),
         (SELECT {_KEY_COLUMNS} FROM pg_index WHERE indrelid = c.oid AND indisprimary AND indisvalid),
-        (SELECT {_KEY_COLUMNS} FROM pg_index WHERE indrelid = c.oid AND indisvalid
-            AND CASE relreplident WHEN 'd' THEN indisprimary AND indimmediate WHEN 'i' THEN indisreplident END)
+        (SELECT {_KEY_COLUMNS} FROM pg_index WHERE indrelid = c.oid AND {_IDENTITY})
     FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = ANY(%s::oid[])
+"""  # noqa: S608 - the texts are ours
+_PARTITIONS = f"""
+    WITH RECURSIVE tree(root, relation) AS (
+        SELECT root, root FROM unnest(%s::oid[]) AS root
+        UNION ALL SELECT root, inhrelid FROM tree JOIN pg_inherits ON inhparent = relation JOIN pg_class c ON c.oid = inhrelid
+            WHERE relispartition
+    )
+    SELECT root::bigint, nspname || '.' || relname, relkind = 'r' AND relpersistence = 'p', ARRAY(
+        SELECT attname FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped AND (
+            relreplident = 'f' OR attnum = ANY(
+                SELECT unnest({_KEY_COLUMNS}) FROM pg_index WHERE indrelid = c.oid AND {_IDENTITY}
+            )
+        )
+    )::text[]
+    FROM tree JOIN pg_class c ON c.oid = relation JOIN pg_namespace n ON n.oid = relnamespace
+    WHERE relation <> root AND relkind <> 'p' ORDER BY nspname COLLATE "C", relname COLLATE "C"
 """  # noqa: S608 - the texts are ours
 _COLUMNS = """
     SELECT attrelid::bigint, attnum, attname, atttypid::bigint, atttypmod, NOT attnotnull, attndims, attgenerated <> ''
@@ -350,7 +397,9 @@ class _Types:
 class PublishedTable:
     """A table as a publication has it. `columns`: before 15 it has no lists, and None is all but generated columns.
 
-    `published_by`: the oids of the catalog's entries that publish it, of which it gets new ones when it is added again.
+    `published_by`: the oids of the catalog's entries that publish it, of which it gets new ones when it is added again. Only
+    those that publish these rows and columns: an entry whose row filter or list is not in force, as that of a schema is, or
+    all others, where such an entry is in force, are left out.
     """
 
     oid: int
@@ -421,6 +470,12 @@ class PgPublication:
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
 _SELF_AND_ROOTS = "(SELECT c.oid UNION ALL SELECT relid FROM pg_partition_ancestors(c.oid))"
+# The table's entry that has a row filter or list of columns, and whether that is not in force.
+_RESTRICTED = """
+    (SELECT e.oid FROM pg_publication_rel e WHERE prpubid = p.oid AND prrelid = c.oid
+        AND (prqual IS NOT NULL OR prattrs IS NOT NULL))::bigint,
+    puballtables OR EXISTS (SELECT FROM pg_publication_namespace WHERE pnpubid = p.oid AND pnnspid = relnamespace)
+"""
 _PUBLISHED_SCHEMAS = f"""
             UNION ALL SELECT e.oid FROM pg_publication_namespace e JOIN pg_class r ON pnnspid = r.relnamespace
             WHERE pnpubid = p.oid AND r.oid IN {_SELF_AND_ROOTS}
@@ -436,9 +491,9 @@ def read_publication(connection: Connection, name: str) -> PgPublication | None:
     ).fetchone()
     if row is None:
         return None
-    details, schemas = "NULL, NULL", ""
+    details, schemas = "NULL, NULL, NULL, NULL", ""
     if connection.info.server_version >= _PG15:
-        details, schemas = "attnames::text[], rowfilter", _PUBLISHED_SCHEMAS
+        details, schemas = f"attnames::text[], rowfilter, {_RESTRICTED}", _PUBLISHED_SCHEMAS
     tables = connection.execute(
         f"""
         SELECT c.oid::bigint, schemaname, tablename, {details}, ARRAY(
@@ -453,12 +508,22 @@ def read_publication(connection: Connection, name: str) -> PgPublication | None:
         [name],
     )
     published = tuple(
-        PublishedTable(oid, schema, table, None if columns is None else tuple(columns), row_filter, tuple(entries))
-        for oid, schema, table, columns, row_filter, entries in tables
+        PublishedTable(
+            *(oid, schema, table, None if columns is None else tuple(columns), row_filter),
+            published_by=_in_force(entries, restricted, is_hidden=is_hidden),
+        )
+        for oid, schema, table, columns, row_filter, restricted, is_hidden, entries in tables
     )
     owner, all_tables, via_root, version, *allowed = row
     operations = frozenset(each for each, is_published in zip(OPERATIONS, allowed, strict=True) if is_published)
     return PgPublication(name, owner, all_tables, via_root, operations, published, version)
+
+
+def _in_force(entries: Sequence[int], restricted: int | None, *, is_hidden: bool | None) -> tuple[int, ...]:
+    """The entries that publish the same of a table as all of them together. `restricted`: the one with a filter or a list."""
+    if restricted is None:
+        return tuple(entries)
+    return tuple(each for each in entries if each != restricted) if is_hidden else (restricted,)
 
 
 def publications_of(connection: Connection, entries: Collection[int]) -> set[str]:

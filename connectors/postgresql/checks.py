@@ -22,6 +22,7 @@ from headrace.connectors.postgresql.catalog import (
     find_relations,
     followed,
     publication_statement,
+    read_oldest_transactions,
     read_publication,
     read_server,
     read_settings,
@@ -47,6 +48,7 @@ _SETTINGS = (
     "synchronized_standby_slots",
     "wal_level",
 )
+_LONG_S = 60.0
 _RESTART = "-- then restart the server"
 _RELOAD = "SELECT pg_reload_conf();"
 
@@ -84,7 +86,10 @@ class PgRole:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a server says. `relations` are all of the database; `tables` those to read and their partitions, by oid."""
+    """What a server says. `relations` are all of the database; `tables` those to read and their partitions, by oid.
+
+    `transactions`: the oldest of those that have been open for long.
+    """
 
     wanted: WantedSource
     server: Server
@@ -95,6 +100,7 @@ class Facts:
     publication: PgPublication | None
     relations: Sequence[PgRelation]
     tables: Mapping[int, PgTable]
+    transactions: Sequence[str] = ()
 
     def followed(self) -> list[PgRelation]:
         """The tables of the source."""
@@ -142,6 +148,7 @@ def read_facts(url: str, wanted: WantedSource) -> Facts:
             publication,
             relations,
             read_tables(connection, oids, {}),
+            read_oldest_transactions(connection, _LONG_S),
         )
 
 
@@ -353,6 +360,9 @@ def _without_identity(relation: PgRelation, table: PgTable) -> Lack:
 def _of_slot(facts: Facts) -> Iterator[Lack]:
     slot = facts.slot()
     if slot is None:
+        if facts.transactions:
+            named = "; ".join(facts.transactions)
+            yield Lack("warning", "server", f"a slot is made when all open transactions have ended; open for long: {named}")
         return
     subject, drop = f"slot {slot.name}", f"SELECT pg_drop_replication_slot({_literal(slot.name)});"
     lost = slot.invalidation_reason or ("its log was removed" if slot.wal_status == "lost" else None)

@@ -13,6 +13,7 @@ from headrace.connectors.postgresql import catalog
 from headrace.connectors.postgresql.columns import NamesSum, check_names, check_sum, read_sum
 from headrace.connectors.postgresql.connection import connect, translated
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
+from headrace.connectors.postgresql.partitions import check_identities, unlogged
 from headrace.connectors.postgresql.snapshot import Followed, chunk_key, lower_bounds
 from headrace.connectors.postgresql.splits import (
     ChangesSplit,
@@ -31,6 +32,7 @@ from headrace.connectors.postgresql.splits import (
     stored_published,
     stored_seam,
 )
+from headrace.connectors.postgresql.waiting import warned
 from headrace.enumerator.envelope import stored_object
 from headrace.enumerator.errors import AuthenticationError, DataLossError, RetriableError, StateError, UsageError
 from headrace.enumerator.source import DiscoveryResult, JsonObject, SplitDiscovery, Stage, StagedDiscovery
@@ -140,7 +142,8 @@ class ChunkDiscovery(SplitDiscovery[ChangesSplit]):
         source = self._source
         followed = source.followed  # before there is a slot, in case they are refused
         with translated(source.url, "starting a snapshot"), connect(source.url) as connection:
-            place, floor = log_end(connection) if source.snapshot == "only" else slot_place(connection, source.slot)
+            is_alone = source.snapshot == "only"
+            place, floor = log_end(connection) if is_alone else slot_place(connection, source.url, source.slot)
             added = [chunk for each in followed for chunk in _cut(connection, each, source.chunk_rows, place, floor)]
         return DiscoveryResult(added, complete=self._is_all, stage=self._stage)
 
@@ -204,7 +207,7 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
         else:
             published = tuple((each.table.oid, each.published_by) for each in followed)
             with translated(self._source.url, "making a slot"), connect(self._source.url) as connection:
-                place, _ = slot_place(connection, self._source.slot)
+                place, _ = slot_place(connection, self._source.url, self._source.slot)
             options = followed[0].options
             split = LogSplit(self._number, place, self._tables, published_by=published, columns=columns, options=options)
         return DiscoveryResult([split], stage=self._stage)
@@ -212,8 +215,9 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
     def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
         """Raises DataLossError for a table that was out of the publication: nothing later lets the job have its changes.
 
-        And for an operation that was. UsageError if the changes until now were those of another publication, or for a column
-        that was renamed or created again: of the last one the log does not say so.
+        And for an operation that was, or a partition that is in no log. UsageError for one with another replica identity, if
+        the changes until now were those of another publication, or for a column that was renamed or created again: of the last
+        one the log does not say so.
         """
         source = self._source
         _ = source.followed  # what a new split has is from before what is read here
@@ -225,6 +229,8 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
                     self._check_published(connection, split, published)
                     if publication is not None:
                         self._check_options(split, published, publication.options)
+            if publication is not None:
+                self._check_partitions(connection, published, publication.operations)
         self._say_what_has_changed(published, frozenset() if publication is None else publication.unpublished)
         return DiscoveryResult((), stage=self._stage, replan=self._replan(published))
 
@@ -248,8 +254,8 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
                         f"set publication back, or {NEW_SNAPSHOT}"
                     )
                 raise DataLossError(
-                    f"table {table} was taken out of publication {publication} and added again, so the log lacks what was "
-                    f"changed between: {NEW_SNAPSHOT}"
+                    f"table {table} was taken out of publication {publication} and added again, or has another row filter or "
+                    f"list of columns there, so rows or changes are missing: {NEW_SNAPSHOT}"
                 )
             if oid in self._left:
                 raise DataLossError(
@@ -274,6 +280,21 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
                 "log lacks changes of %s. To find out, ask who altered it, or compare rows with the copy. If they differ, %s",
                 *(now.name, read, NEW_SNAPSHOT),
             )
+
+    def _check_partitions(
+        self, connection: psycopg.Connection, published: Collection[int], operations: Collection[str]
+    ) -> None:
+        """Of those, too, that were made or attached since the start."""
+        followed = [each.table for each in self._source.followed]
+        roots = {table.oid: table for table in followed if table.is_partitioned and table.oid in published}
+        partitions = catalog.read_partitions(connection, roots) if roots else []
+        if names := unlogged(partitions):
+            raise DataLossError(
+                f"partitions are unlogged or foreign now, so no log has their rows and changes: {names}. Detach them or SET "
+                f"LOGGED, and if they have or had rows, {NEW_SNAPSHOT}"
+            )
+        if {"update", "delete"}.intersection(operations):
+            check_identities(partitions, roots)
 
     def _say_what_has_changed(self, published: Mapping[int, catalog.PublishedTable], unpublished: Collection[str]) -> None:
         """The server sends no changes of a table that left the publication, and no word of that."""
@@ -320,15 +341,15 @@ def log_end(connection: psycopg.Connection) -> tuple[Origin, int]:
     return Origin(str(server.system_identifier), server.timeline, lsn), lsn
 
 
-def slot_place(connection: psycopg.Connection, name: str) -> tuple[Origin, int]:
+def slot_place(connection: psycopg.Connection, url: str, name: str) -> tuple[Origin, int]:
     """Where the log of the slot starts, and an LSN before every change in it. Makes the slot if there is none.
 
     Raises RetriableError while another process uses it, and DataLossError for one that was invalidated.
     """
     server = catalog.read_server(connection)
     if catalog.read_slot(connection, name) is None:
-        log.info("slot %s is being made, which waits until all transactions have ended that are open now", name)
-        catalog.create_slot(connection, name)
+        with warned(url, f"slot {name} is made"):
+            catalog.create_slot(connection, name)
         log.info("slot %s is made: the server keeps the log for it until it is dropped", name)
     slot = catalog.read_slot(connection, name)
     if slot is None or slot.confirmed_flush_lsn is None or slot.wal_status == "lost":

@@ -52,8 +52,8 @@ cdef class Decoder:
     cdef long long pending_bytes
     cdef bint is_pending_open
     cdef dict relations, streams
-    cdef object stream, ended
-    cdef long long last_oid
+    cdef object stream, ended, partition
+    cdef long long last_oid, described
     cdef _Changes last
     cdef long long place, taken_bytes, lsn, position, given, xid, time
     cdef bint is_open, is_replay
@@ -77,6 +77,8 @@ cdef class Decoder:
     cdef int values(self, _Tuples rows, long long number, int width) except -1
     cdef int rare(self, int kind) except -1
     cdef int relation(self) except -1
+    cdef int describe(self, relation) except -1
+    cdef int note_partition(self, long long oid) except -1
     cdef int logical_message(self) except -1
     cdef int keep(self, int kind, stream) except -1
     cdef int start_stream(self) except -1

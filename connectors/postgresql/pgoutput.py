@@ -51,13 +51,23 @@ class RelationColumn(NamedTuple):
 
 
 class LoggedRelation(NamedTuple):
-    """A table as the log describes it ahead of its first change, and again where that has changed."""
+    """A table as the log describes it ahead of its first change, and again where that has changed.
+
+    `partitions`: those that have had changes so far, and whose replica identity has other columns than this one's. Changes of
+    them are of this relation, and do not name the partition.
+    """
 
     oid: int
     schema: str
     name: str
     identity: Identity
     columns: tuple[RelationColumn, ...]
+    partitions: tuple[LoggedRelation, ...] = ()
+
+    @property
+    def key(self) -> frozenset[str]:
+        """The columns that the log has of an old row."""
+        return frozenset(column.name for column in self.columns if column.in_key)
 
 
 class Tuples(NamedTuple):
@@ -351,6 +361,8 @@ class Decoder:
         self.ended: tuple[int, int] | None = None
         self.last_oid = -1
         self.last: _Changes | None = None
+        self.described = -1
+        self.partition: tuple[int, LoggedRelation] | None = None
         self.message = b""
         self.at = self.end = 0
         self.place = self.taken_bytes = self.lsn = self.xid = self.time = 0
@@ -548,6 +560,7 @@ class Decoder:
             return 0
         count = self.natural()
         self.byte()
+        self.partition = None
         while count > 0:
             self.add(self.changes(), _TRUNCATE)
             count -= 1
@@ -572,6 +585,9 @@ class Decoder:
         """Those of the relation whose oid is next."""
         oid: cython.longlong = self.natural()
         if oid != self.last_oid:
+            if self.partition is not None:
+                self.note_partition(oid)
+            self.described = -1
             self.last = self.relations.get(oid)
             self.last_oid = oid
         if self.last is None:
@@ -661,13 +677,35 @@ class Decoder:
             column = self.string()
             type_oid = self.natural()
             columns.append(RelationColumn(column, type_oid, self.integer(4), bool(flags & 1)))
-        described = LoggedRelation(oid, schema or "pg_catalog", name, identity, tuple(columns))
         known: _Changes | None = self.relations.get(oid)
-        if known is None or known.relation != described:
+        partitions = () if known is None else known.relation.partitions
+        relation = LoggedRelation(oid, schema or "pg_catalog", name, identity, tuple(columns), partitions)
+        self.describe(relation)
+        # A root is described ahead of the partition that has the next change, which comes under the root's name.
+        self.partition = None if self.described < 0 else (self.described, relation)
+        self.described = oid
+        self.last_oid = -1
+        return 0
+
+    def describe(self, relation: LoggedRelation) -> cython.int:
+        known: _Changes | None = self.relations.get(relation.oid)
+        if known is None or known.relation != relation:
             if known is not None:
                 self.retired.append(known)
-            self.relations[oid] = _Changes(described)
-            self.last_oid = -1
+            self.relations[relation.oid] = _Changes(relation)
+        return 0
+
+    def note_partition(self, oid: cython.longlong) -> cython.int:
+        """The change that follows the last two relations is of the one with this oid."""
+        assert self.partition is not None
+        root_oid, partition = self.partition
+        self.partition = None
+        if root_oid == oid:
+            known: _Changes = self.relations[oid]
+            root = known.relation
+            others = tuple(each for each in root.partitions if each.oid != partition.oid)
+            is_other = partition.key != root.key
+            self.describe(root._replace(partitions=(*others, partition) if is_other else others))
         return 0
 
     def logical_message(self) -> cython.int:

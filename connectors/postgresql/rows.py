@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE, LoggedChanges, LoggedRelation, Tuples
 from headrace.connectors.postgresql.types import OutOfRange, PgColumn, PgTable, arrow_array, arrow_type
-from headrace.enumerator.errors import CorruptDataError, UsageError
+from headrace.enumerator.errors import CorruptDataError, DataLossError, UsageError
 
 SNAPSHOT = "snapshot"
 _OPERATIONS = {INSERT: "insert", UPDATE: "update", DELETE: "delete", TRUNCATE: "truncate"}
@@ -66,6 +66,7 @@ class TableRows:
         If they are older than what is known of the table, columns that were added since are null, those that were dropped
         since are left out, and values of a column that was another type then are read as of its type now. Raises UsageError
         for a column that may have been renamed, and for changes of after that with other columns: start again to read those.
+        DataLossError where a partition has logged old rows by another key.
 
         What the log leaves out of an update's new row is taken from the old one, if that has it: the key, or the full row
         as the replica identity. It is never null, so a null is a value that the old row lacks, as that of a partition whose
@@ -76,6 +77,8 @@ class TableRows:
     def placed(self, changes: LoggedChanges) -> tuple[pa.RecordBatch, pa.Int64Array]:
         """Also the place of each row among all changes of its batch. Raises as `changes` does."""
         difference = self._check_columns(changes)
+        if self.table.is_partitioned:
+            self._check_old_rows(changes)
         numbers = {column.name: number for number, column in enumerate(changes.relation.columns)}
         order = [numbers.get(column.name) for column in self.table.columns]
         new, old = _texts_of(changes.new, order), _texts_of(changes.old, order)
@@ -156,6 +159,26 @@ class TableRows:
             f"the table {self.table.full_name} has changed: {difference}. Start again, with a new ChangesSource "
             "where it is the same process, to read it with its new columns"
         )
+
+    def _check_old_rows(self, changes: LoggedChanges) -> None:
+        """Raise DataLossError where the log lacks an old row's key, or may: it does not say in which partition a change is."""
+        key = self.table.change_key
+        partitions = [each for each in changes.relation.partitions if _lacks(each, key)]
+        if not partitions and changes.relation.identity == "full":
+            return
+        numbers = [number for number, column in enumerate(changes.relation.columns) if column.name in key]
+        is_lost = any(changes.old.columns[number].null_count for number in numbers)
+        if partitions and not is_lost:
+            is_update = pc.equal(changes.operations, UPDATE)
+            with_old_row = is_update.take(changes.old.changes)
+            is_lost = pc.sum(is_update, min_count=0).as_py() > pc.sum(with_old_row, min_count=0).as_py()
+        if is_lost:
+            named = ", ".join(f"{each.schema}.{each.name}" for each in partitions) or "one"
+            raise DataLossError(
+                f"the log has updates or deletes of {self.table.full_name} that lack {', '.join(key)} of the old row, by which "
+                f"changes are read: among its partitions {named} had another REPLICA IDENTITY, which they do not inherit. Give "
+                f"it the same, and {NEW_SNAPSHOT}"
+            )
 
     def _loses_old_rows(self, changes: LoggedChanges, *, is_older: bool) -> bool:
         """Whether rows were found by another key than now. Older ones are if they have this one too, or are inserts only."""
@@ -300,6 +323,11 @@ def _keys_of(table: PgTable, relation: LoggedRelation) -> tuple[set[str], set[st
     before = {*table.change_key}
     after = set() if relation.identity == "full" else {column.name for column in relation.columns if column.in_key}
     return (before, after) if before and after and before != after else None
+
+
+def _lacks(partition: LoggedRelation, key: Sequence[str]) -> bool:
+    """Whether the log of the partition has old rows without a part of this key. A list of columns may hide what it has."""
+    return bool(partition.key) and any(not column.in_key and column.name in key for column in partition.columns)
 
 
 def _texts_of(tuples: Tuples, order: Sequence[int | None]) -> list[pa.LargeStringArray]:

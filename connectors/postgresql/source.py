@@ -10,7 +10,7 @@ import copy
 import shlex
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -27,12 +27,13 @@ from headrace.connectors.postgresql.connection import connect, shown, translated
 from headrace.connectors.postgresql.discovery import ChangesDiscovery, other_snapshot
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.log_reader import LogReader, SlotPlace
+from headrace.connectors.postgresql.partitions import check_identities, unlogged
 from headrace.connectors.postgresql.pgoutput import TRANSACTION_BYTES
 from headrace.connectors.postgresql.rows import METADATA, OneTableRows, SeveralTablesRows, TableRows
 from headrace.connectors.postgresql.snapshot import Followed, chunk_key, created_again, lower_bounds, read_chunk
 from headrace.connectors.postgresql.splits import ChangesSplit, ChangesSplitSerializer, ChunkSplit, LogSplit
 from headrace.connectors.postgresql.stages import LogStage, SnapshotStage, WholeLog
-from headrace.connectors.postgresql.types import OutOfRange, PgTable
+from headrace.connectors.postgresql.types import OutOfRange
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.enumerator.source import Boundedness, JsonObject, Source, SourceReader, SplitBatch, StagedSource
 
@@ -266,36 +267,21 @@ def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[
         if any(pattern.matches(table.schema, table.name) for pattern in patterns)
     }
     known_at = catalog.read_log_end(connection)  # first: what changes a table later is not before it
-    relations = catalog.find_relations(connection, [catalog.TablePattern.parse("*.*")])
-    if unlogged := [each.full_name for each in catalog.unlogged_partitions(relations, published)]:
-        raise UsageError(
-            f"the changes of partitions are in no log, as these are unlogged or foreign: {', '.join(unlogged)}; {how}"
-        )
-    kinds = {each.oid: each.kind for each in relations}
     tables = catalog.read_tables(connection, published, publication.columns())
+    partitions = catalog.read_partitions(connection, published)
+    if names := unlogged(partitions):
+        raise UsageError(f"the changes of partitions are in no log, as these are unlogged or foreign: {names}; {how}")
     has_old_rows = bool(publication.operations & {"update", "delete"})
     if has_old_rows:
-        roots = {each.oid: tables[each.root] for each in relations if each.kind == "r" and each.root in tables}
-        _check_partitions(catalog.read_tables(connection, roots, {}), roots)
+        check_identities(partitions, tables)
     found = (
         Followed(
-            tables[oid], each.row_filter, kinds.get(oid) == "p", known_at, each.published_by, has_old_rows, publication.options
+            *(tables[oid], each.row_filter, tables[oid].is_partitioned, known_at, each.published_by),
+            *(has_old_rows, publication.options),
         )
         for oid, each in published.items()
     )
     return tuple(sorted(found, key=lambda each: each.table.full_name))
-
-
-def _check_partitions(partitions: Mapping[int, PgTable], roots: Mapping[int, PgTable]) -> None:
-    """Raise UsageError for one by whose replica identity the log lacks what its root's changes are read by."""
-    for oid, each in partitions.items():
-        wanted, in_log = roots[oid].change_key, each.columns_of_old_rows
-        if in_log and not in_log.issuperset(wanted):
-            raise UsageError(
-                f"changes of {roots[oid].full_name} are read by {', '.join(wanted)}, and of its partition {each.full_name} the "
-                f"log has old rows by {', '.join(sorted(in_log))}, so updates would leave old rows in a copy: give it the same "
-                "REPLICA IDENTITY, which partitions do not inherit"
-            )
 
 
 def check_row_key(followed: Followed, key: Sequence[str]) -> None:

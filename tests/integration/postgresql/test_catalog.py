@@ -15,6 +15,7 @@ from headrace.connectors.postgresql.catalog import (
     find_relations,
     followed,
     publication_statement,
+    read_partitions,
     read_publication,
     read_server,
     read_settings,
@@ -175,6 +176,30 @@ def test_of_a_partitioned_table_the_root_is_followed(server, schema, connection)
     psql(server.url, f"DROP PUBLICATION {schema}")
 
 
+def test_partitions_have_their_own_identity_also_those_of_partitions(server, schema, connection):
+    psql(
+        server.url,
+        f"CREATE TABLE {schema}.p (k int PRIMARY KEY, u int NOT NULL) PARTITION BY RANGE (k)",
+        f"CREATE TABLE {schema}.p1 PARTITION OF {schema}.p FOR VALUES FROM (0) TO (9) PARTITION BY RANGE (k)",
+        f"CREATE TABLE {schema}.p11 PARTITION OF {schema}.p1 FOR VALUES FROM (0) TO (3)",
+        f"CREATE UNLOGGED TABLE {schema}.p12 PARTITION OF {schema}.p1 FOR VALUES FROM (3) TO (6)",
+        f"CREATE TABLE {schema}.p13 PARTITION OF {schema}.p1 FOR VALUES FROM (6) TO (9)",
+        f"CREATE TABLE {schema}.p2 PARTITION OF {schema}.p DEFAULT",
+        f"CREATE UNIQUE INDEX p2_u ON {schema}.p2 (u) INCLUDE (k)",
+        f"ALTER TABLE {schema}.p2 REPLICA IDENTITY USING INDEX p2_u",
+        f"ALTER TABLE {schema}.p12 REPLICA IDENTITY FULL",
+        f"ALTER TABLE {schema}.p13 REPLICA IDENTITY NOTHING",
+        f"CREATE TABLE {schema}.plain (k int PRIMARY KEY)",
+        f"CREATE TABLE {schema}.heir () INHERITS ({schema}.plain)",
+    )
+    oids = {name: table_of(connection, f"{schema}.{name}").oid for name in ("p", "p1", "plain")}
+    nested = [("p11", True, {"k"}), ("p12", False, {"k", "u"}), ("p13", True, set())]
+    for root, expected in (("p", [*nested, ("p2", True, {"u"})]), ("p1", nested), ("plain", [])):
+        found = read_partitions(connection, [oids[root]])
+        assert [(each.full_name.split(".")[1], each.is_logged, each.key) for each in found] == expected
+        assert all(each.root == oids[root] for each in found)
+
+
 def test_a_publication_of_all_tables_has_each_that_is_logged(server, schema, connection):
     psql(
         server.url,
@@ -211,6 +236,43 @@ def test_lists_of_columns_and_filters_of_rows_are_read(server, schema, connectio
     if connection.info.server_version >= 180000:
         psql(server.url, f"ALTER PUBLICATION {schema} SET (publish_generated_columns = stored)")
         assert [column.name for column in table_of(connection, f"{schema}.all_", schema).columns] == ["a", "g"]
+    psql(server.url, f"DROP PUBLICATION {schema}")
+
+
+def test_a_table_is_published_by_the_entries_whose_filter_and_list_are_in_force(server, schema, connection):
+    if connection.info.server_version < 150000:
+        pytest.skip("publications have them from 15 on")
+    psql(
+        server.url,
+        f"CREATE TABLE {schema}.t (a int PRIMARY KEY, b int) PARTITION BY RANGE (a)",
+        f"CREATE TABLE {schema}.part PARTITION OF {schema}.t DEFAULT",
+        f"CREATE TABLE {schema}.u (a int PRIMARY KEY, b int)",
+    )
+
+    def entries(of: str, table: str, alter: str = "") -> tuple[int, list[str]]:
+        """How many entries are in force for the table, and the columns that it has by them."""
+        if of:
+            psql(server.url, f"DROP PUBLICATION IF EXISTS {schema}", f"CREATE PUBLICATION {schema} FOR {of}")
+        else:
+            psql(server.url, f"ALTER PUBLICATION {schema} {alter}")
+        found = read_publication(connection, schema)
+        assert found is not None
+        (one,) = (each for each in found.tables if each.name == table)
+        return len(one.published_by), list(one.columns or ())
+
+    every = ["a", "b"]
+    assert entries("ALL TABLES", "u") == (1, every)
+    assert entries(f"TABLES IN SCHEMA {schema}, TABLE {schema}.u", "u") == (2, every)
+    assert entries(f"TABLES IN SCHEMA {schema}, TABLE {schema}.u WHERE (a > 5)", "u") == (1, every)
+    assert entries("", "u", f"DROP TABLES IN SCHEMA {schema}") == (1, every)
+    assert entries(f"TABLE {schema}.t, TABLE {schema}.part", "part") == (2, every)
+    assert entries(f"TABLE {schema}.t, TABLE {schema}.part (a)", "part") == (1, ["a"])
+    listed = read_publication(connection, schema)
+    assert entries("", "part", f"DROP TABLE {schema}.part") == (1, every)
+    root = read_publication(connection, schema)
+    assert listed is not None
+    assert root is not None
+    assert {*listed.tables[0].published_by}.isdisjoint(root.tables[0].published_by), "other columns come"
     psql(server.url, f"DROP PUBLICATION {schema}")
 
 

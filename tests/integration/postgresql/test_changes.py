@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,7 +19,7 @@ import psycopg
 import pytest
 
 from headrace.beam import ReadFromSource
-from headrace.connectors.postgresql import snapshot
+from headrace.connectors.postgresql import snapshot, waiting
 from headrace.connectors.postgresql.discovery import LogDiscovery, start_of_log
 from headrace.connectors.postgresql.replication import LogConnection
 from headrace.connectors.postgresql.source import Seam, Snapshot
@@ -411,6 +413,47 @@ def test_a_table_that_the_log_lacks_is_read_by_its_reader(url: str, is_first: bo
     psql(url, "DROP TABLE public.lines")
 
 
+def test_a_wait_for_open_transactions_is_said(
+    url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that another program had left open kept a job from its start, which said nothing."""
+    monkeypatch.setattr(waiting, "_FIRST_S", 0.3)
+    monkeypatch.setattr(waiting, "_AGAIN_S", 0.3)
+
+    def said(start: str) -> int:
+        wanted = rf"waiting: {start} when all .* have ended .* now: process {pid} since \d.*; prepared transaction 'left' since"
+        return sum(bool(re.match(wanted, record.message)) for record in caplog.records if record.levelname == "WARNING")
+
+    def source(*tables: str) -> ChangesSource:
+        return ChangesSource(url, tables=tables, publication="orders", slot=SLOT)
+
+    psql(url, "CREATE TABLE public.lines (id int PRIMARY KEY)", "INSERT INTO public.lines VALUES (1)")
+    with psycopg.connect(url) as open_one, ThreadPoolExecutor(1) as pool:
+        pid = open_one.info.backend_pid
+        open_one.execute("CREATE TABLE public.any ()")
+        psql(url, "BEGIN", "CREATE TABLE public.other ()", "PREPARE TRANSACTION 'left'")
+        made = pool.submit(lambda: EmbeddedRun(source("orders"), clock=time.monotonic))
+        until = time.monotonic() + 20.0
+        while said(f"slot {SLOT} is made") < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        psql(url, "ROLLBACK PREPARED 'left'")
+        open_one.rollback()
+        with made.result() as run:
+            state = state_of_log(run)
+        assert said(f"slot {SLOT} is made") >= 2
+        psql(url, "ALTER PUBLICATION orders ADD TABLE public.lines")
+        open_one.execute("CREATE TABLE public.any ()")
+        psql(url, "BEGIN", "CREATE TABLE public.other ()", "PREPARE TRANSACTION 'left'")
+        with EmbeddedRun(source("orders", "lines"), clock=time.monotonic, checkpoint=state) as run:
+            while said(r"the rows of public\.lines are read") < 2 and time.monotonic() < until:
+                run.poll(0.1)
+            psql(url, "ROLLBACK PREPARED 'left'")
+            open_one.rollback()
+            assert [row["public.lines"]["id"] for row in read_some(run, 1)] == [1]
+        assert said(r"the rows of public\.lines are read") >= 2
+    psql(url, "DROP TABLE public.lines")
+
+
 @pytest.mark.timeout(240)
 def test_a_table_that_the_log_lacks_is_read_by_tasks_of_spark_and_their_later_attempts_have_the_same_rows(
     url: str, tmp_path: Path
@@ -628,6 +671,83 @@ def test_a_partition_of_whose_old_rows_the_log_lacks_the_key_is_refused(url: str
     psql(url, "ALTER PUBLICATION orders SET (publish = 'insert, update')", "ALTER TABLE public.part REPLICA IDENTITY FULL")
     assert source().followed
     psql(url, "DROP TABLE public.parts")
+
+
+@contextmanager
+def following_parts(url: str, state: bytes | None = None) -> Iterator[tuple[EmbeddedRun, Callable[[], None]]]:
+    """A run of a partitioned table whose identity is an index, and what lets it look at the catalog."""
+    if state is None:
+        psql(
+            url,
+            "CREATE TABLE public.parts (id int, part int, mail text NOT NULL, PRIMARY KEY (id, part)) PARTITION BY LIST (part)",
+            "CREATE UNIQUE INDEX by_mail ON public.parts (mail, part)",
+            "ALTER TABLE public.parts REPLICA IDENTITY USING INDEX by_mail",
+            "CREATE TABLE public.one PARTITION OF public.parts FOR VALUES IN (1)",
+            "ALTER TABLE public.one REPLICA IDENTITY USING INDEX one_mail_part_idx",
+            "INSERT INTO public.parts VALUES (1, 1, 'a')",
+            "ALTER PUBLICATION orders SET (publish_via_partition_root = true)",
+            "ALTER PUBLICATION orders SET TABLE public.parts",
+        )
+    source, now = ChangesSource(url, tables=["public.parts"], publication="orders", slot=SLOT), [0.0]
+    with EmbeddedRun(source, clock=lambda: now[0], discovery_interval_s=1.0, checkpoint=state) as run:
+
+        def look() -> None:
+            now[0] += 5.0
+            run.poll(0.1)
+
+        if state is None:
+            read_some(run, 1)
+            look()
+        yield run, look
+
+
+MADE = "CREATE TABLE public.two PARTITION OF public.parts FOR VALUES IN (2)"
+SAME = "ALTER TABLE public.two REPLICA IDENTITY USING INDEX two_mail_part_idx"
+
+
+@pytest.fixture
+def parts_url(url: str) -> Iterator[str]:
+    yield url
+    psql(url, "DROP TABLE public.parts")
+
+
+def test_a_partition_that_is_made_while_the_job_runs_has_to_have_its_roots_identity(parts_url: str) -> None:
+    """A start refuses it. What was inserted into it until then is read when it has that."""
+    with following_parts(parts_url) as (run, look):
+        psql(parts_url, MADE, SAME)
+        look()
+        psql(parts_url, "INSERT INTO public.parts VALUES (2, 2, 'b')", "UPDATE public.parts SET mail = 'c' WHERE id = 2")
+        assert [(row["_op"], row["mail"]) for row in read_some(run, 3)] == [("insert", "b"), ("delete", "b"), ("insert", "c")]
+        state = run.checkpoint()
+        psql(parts_url, "ALTER TABLE public.two REPLICA IDENTITY DEFAULT", "INSERT INTO public.parts VALUES (3, 2, 'd')")
+        with pytest.raises(UsageError, match=r"read by part, mail, and of its partition public.two .* by id, part"):
+            look()
+    psql(parts_url, SAME, "UPDATE public.parts SET mail = 'e' WHERE id = 3", "UPDATE public.parts SET id = 4 WHERE id = 3")
+    with following_parts(parts_url, state) as (run, _):
+        rows = [(row["_op"], row["mail"]) for row in read_some(run, 4)]
+    assert rows == [("insert", "d"), ("delete", "d"), ("insert", "e"), ("update", "e")]
+
+
+@pytest.mark.parametrize("change", ["UPDATE public.parts SET mail = 'c' WHERE id = 2", "DELETE FROM public.parts WHERE id = 2"])
+def test_a_change_of_a_partition_without_the_key_of_the_old_row_is_data_loss(parts_url: str, change: str) -> None:
+    """The copy kept the old row. It is found before it is given, whether or not the catalog was looked at."""
+    with following_parts(parts_url) as (run, _):
+        psql(parts_url, MADE, "INSERT INTO public.parts VALUES (2, 2, 'b')")
+        assert [row["mail"] for row in read_some(run, 1)] == ["b"]
+        psql(parts_url, "UPDATE public.parts SET mail = 'x' WHERE id = 1")
+        assert len(read_some(run, 2)) == 2
+        psql(parts_url, change)
+        with pytest.raises(
+            DataLossError, match=r"parts that lack part, mail of the old row, .* public.two had another REPLICA"
+        ):
+            read_some(run, 1)
+
+
+def test_a_partition_that_is_in_no_log_ends_a_running_job(parts_url: str) -> None:
+    with following_parts(parts_url) as (_, look):
+        psql(parts_url, MADE.replace("TABLE", "UNLOGGED TABLE", 1), SAME)
+        with pytest.raises(DataLossError, match=r"are unlogged or foreign now, .*: public.two\. Detach them or SET LOGGED"):
+            look()
 
 
 def test_a_table_whose_key_is_not_published_is_read_as_one_without(url: str) -> None:
@@ -998,6 +1118,65 @@ def test_a_table_that_was_out_of_the_publication_for_a_while_is_data_loss(url: s
             EmbeddedRun(source_of(url, snapshot=snapshot), clock=time.monotonic, checkpoint=state)
 
 
+FILTERED = "TABLE public.orders WHERE (id > 2989)"
+COMES = (f"TABLES IN SCHEMA public, {FILTERED}", "DROP TABLES IN SCHEMA public", 3000)
+GOES = (FILTERED, "ADD TABLES IN SCHEMA public", 10)
+
+
+@pytest.mark.parametrize("is_down", [False, True], ids=["running", "down"])
+@pytest.mark.parametrize(("first", "then", "rows"), [COMES, GOES], ids=["comes", "goes"])
+def test_a_row_filter_that_comes_or_goes_with_another_entry_is_data_loss(
+    url: str, first: str, then: str, rows: int, is_down: bool
+) -> None:
+    """The table's entry stayed, and only that was compared: updates of other rows, or these, never arrived."""
+    _with_filters(url)
+    psql(url, "DROP PUBLICATION orders", f"CREATE PUBLICATION orders FOR {first}")
+    now = [0.0]
+    lost = pytest.raises(DataLossError, match=r"public.orders was .*, or has another row filter or list of columns")
+    with EmbeddedRun(source_of(url), clock=lambda: now[0], discovery_interval_s=1.0) as run:
+        read_some(run, rows)
+        for _ in range(2):
+            now[0] += 5.0
+            run.poll(0.1)
+        state = run.checkpoint()
+        psql(url, f"ALTER PUBLICATION orders {then}")
+        with nullcontext() if is_down else lost:
+            for _ in range(0 if is_down else 3):
+                now[0] += 5.0
+                run.poll(0.1)
+    with lost:
+        EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state)
+
+
+def _with_filters(url: str) -> None:
+    (number,) = psql(url, "SHOW server_version_num")[0]
+    if int(number) < 150000:
+        pytest.skip("15 and newer have such publications")
+
+
+def test_a_filter_of_a_checkpoint_without_it_is_as_it_is_then(url: str) -> None:
+    """It had all entries. Those without a filter may come and go, as long as one stays."""
+    _with_filters(url)
+    psql(url, f"ALTER PUBLICATION orders SET {COMES[0]}")
+    with EmbeddedRun(source_of(url), clock=time.monotonic) as run:
+        state = state_of_log(run)
+    every = "SELECT oid FROM pg_publication_namespace UNION ALL SELECT oid FROM pg_publication_rel"
+    schema, table = (oid for (oid,) in psql(url, every))
+    serializer = CheckpointSerializer("postgresql-changes", ChangesSplitSerializer())
+    checkpoint = serializer.deserialize(state)
+    ((oid, entries),) = checkpoint.splits[0].split.published_by
+    assert entries == (schema,)
+    older = replace(checkpoint.splits[0].split, published_by=((oid, (schema, table)),))
+    state = serializer.serialize(replace(checkpoint, splits=(replace(checkpoint.splits[0], split=older),)))
+    psql(url, "INSERT INTO public.orders VALUES (9000, 'p', 'read')")
+    with EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
+        read_some(run, 1)
+        state = run.checkpoint()
+    psql(url, f"ALTER PUBLICATION orders {COMES[1]}")
+    with pytest.raises(DataLossError, match="has another row filter"):
+        EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state)
+
+
 OPTIONS = (
     "ALTER PUBLICATION orders SET (publish = 'truncate')",
     "ALTER PUBLICATION orders SET (publish = 'insert, update, delete, truncate')",
@@ -1153,9 +1332,7 @@ def test_a_publication_of_another_owner_and_a_checkpoint_without_options_continu
 def test_another_publication_is_refused_by_the_name_of_the_one_that_was_read(url: str, of_what: str) -> None:
     """It was data loss, as if the table had been taken out of the new one."""
     if "WHERE" in of_what or "SCHEMA" in of_what:
-        (number,) = psql(url, "SHOW server_version_num")[0]
-        if int(number) < 150000:
-            pytest.skip("15 and newer have such publications")
+        _with_filters(url)
     psql(url, f"CREATE PUBLICATION others FOR {of_what}")
     try:
         for had, has in (("orders", "others"), ("others", "orders")):

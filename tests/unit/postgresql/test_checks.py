@@ -63,6 +63,7 @@ def test_nothing_is_found_where_nothing_is_missing():
             {"slots": [replace(SLOT, name=f"s{number}") for number in range(10)]},
             "error", "server", "all 10 replication slots .* not active: s0, s1", "max_replication_slots = 14;",
         ),
+        ({"slots": (), "transactions": ["process 7", "process 9"]}, "warning", "server", "open for long: process 7; proc", ""),
         ({"role": PgRole("r", True, "no pg_hba.conf entry")}, "error", "role r", "refused: no pg_hba", ""),
         ({"role": PgRole('r"x', False, "denied")}, "error", 'role r"x', "REPLICATION", 'ALTER ROLE "r""x" REPLICATION;'),
         ({"settings": {"idle_replication_slot_timeout": "1d"}}, "warning", "server", "stopped for 1d", "timeout = 0;"),

@@ -103,6 +103,32 @@ def test_rows_before_and_after_a_change_of_the_table_are_apart(pgoutput):
     assert [len(part.relation.columns) for part in (before, after)] == [3, 2]
 
 
+BY_NAME = [("id", 23, False), ("name", 25, True), ("data", 25, False)]
+
+
+def test_a_partition_with_another_identity_is_known_from_its_first_change_on_until_it_has_the_same(pgoutput):
+    """The root is described ahead of it, and the change is the root's."""
+    part, same = relation(BY_NAME, oid=8, name="part"), relation(oid=8, name="part")
+    one = insert(b"1", b"a", b"b")
+    messages = [start(), relation(), relation(oid=9, name="alike"), one, one, relation(), part, one, one, commit()]
+    messages += [start(), relation(), relation(oid=10, name="alike too"), one, truncate(OID), commit()]
+    messages += [start(), relation(), same, one, commit()]
+    (decoded,) = pgoutput.Decoder().decode(messages)
+    found = [([each.name for each in part.relation.partitions], len(part.operations)) for part in decoded.changes]
+    assert found == [([], 2), (["part"], 4), ([], 1)]
+    assert decoded.changes[1].relation.partitions[0].key == {"name"}
+
+
+@pytest.mark.parametrize(
+    "between", [[truncate(OID, 8)], [truncate(OID), insert(b"1", b"a", b"b", oid=8)], [insert(b"1", b"a", b"b", oid=8)]]
+)
+def test_a_table_that_is_described_behind_another_is_its_partition_by_its_change_only(pgoutput, between):
+    """A truncation of several describes one behind another."""
+    other, one = relation(BY_NAME, oid=8, name="other"), insert(b"1", b"a", b"b")
+    (decoded,) = pgoutput.Decoder().decode([start(), relation(), other, *between, one, commit()])
+    assert [part.relation.partitions for part in decoded.changes] == [()] * 2
+
+
 def test_logical_messages_types_and_origins(pgoutput):
     decoder = pgoutput.Decoder()
     outside = message("heartbeat", b"\0\xff")
@@ -275,7 +301,14 @@ _CHANGES = st.one_of(
     st.builds(update, _ROWS, st.none() | _ROWS, st.sampled_from([b"K", b"O"])),
     st.builds(lambda values: delete(*values), _ROWS),
     st.just(truncate(OID)),
-    st.sampled_from([relation(), relation([("id", 23, True), ("name", 25, False), ("other", 25, False)]), relation(xid=500)]),
+    st.sampled_from(
+        [
+            relation(),
+            relation([("id", 23, True), ("name", 25, False), ("other", 25, False)]),
+            relation(xid=500),
+            relation(BY_NAME, oid=8),
+        ]
+    ),
     st.builds(message, st.text("ab", max_size=2), st.binary(max_size=3), st.integers(0, 1)),
 )
 _TRANSACTIONS = st.one_of(

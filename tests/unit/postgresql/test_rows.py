@@ -1,6 +1,7 @@
 """Rows of decoded changes, against a plain model of what each change means."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from headrace.connectors.postgresql import rows as rows_module
 from headrace.connectors.postgresql.pgoutput import Decoder, LoggedChanges
 from headrace.connectors.postgresql.rows import SeveralTablesRows, TableRows
 from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
-from headrace.enumerator.errors import CorruptDataError, UsageError
+from headrace.enumerator.errors import CorruptDataError, DataLossError, UsageError
 from tests.helpers.pgoutput import COLUMNS, LSN, OID, XID, commit, delete, insert, relation, start, truncate, update
 
 IDENTITIES = {"default": "d", "full": "f", "keys of partitions": "f"}
@@ -198,6 +199,41 @@ def test_an_update_that_changes_a_deferrable_key_is_refused():
         TableRows(replace(table("full"), is_deferrable=True)).changes(changes)
     (changes,) = decoded(kept, update((b"9", b"b", None), (b"9", b"a", None), b"O"), identity="full")
     assert TableRows(replace(table("full"), is_deferrable=True)).changes(changes).num_rows == 2
+
+
+IN_KEY = {"id": ("id",), "name": ("name",), "both": ("id", "name"), "none": (), "listed": ("data",)}
+OF_A_PARTITION = {
+    "insert": insert(b"1", b"a", b"b"),
+    "update": update((b"1", b"a", b"b")),
+    "moved": update((b"2", b"a", b"b"), (b"1", None, None)),
+    "delete": delete(b"1", None, None),
+    "moved by name": update((b"1", b"a", b"b"), (None, b"c", None)),
+    "delete by name": delete(None, b"a", None),
+}
+
+
+@pytest.mark.parametrize(("partition", "identity", "change", "is_lost"), [
+    ("name", "d", "insert", False), ("name", "d", "update", True), ("name", "d", "moved", False),
+    ("name", "d", "delete", False), ("name", "d", "moved by name", True),
+    ("name", "d", "delete by name", True), ("id", "d", "update", False),
+    ("both", "d", "update", False), ("none", "d", "update", False), ("listed", "d", "update", False),
+    ("listed", "d", "moved by name", True), ("name", "f", "update", True), ("name", "f", "delete by name", True),
+    ("id", "f", "update", False),
+])  # fmt: skip
+def test_changes_of_a_partition_whose_old_rows_lack_the_key_are_data_loss(
+    partition: str, identity: str, change: str, is_lost: bool
+) -> None:
+    """They were updates without a key, and the copy kept the old row. `listed`: a list of columns hides its key."""
+    flags = [(name, kind, in_key or identity == "f") for name, kind, in_key in COLUMNS]
+    of_partition = [
+        (name, kind, name in IN_KEY[partition]) for name, kind, _ in COLUMNS if (name, partition) != ("id", "listed")
+    ]
+    described = [relation(flags, identity), relation(of_partition, oid=OID + 1, name="part")]
+    (batch,) = Decoder().decode([start(), *described, OF_A_PARTITION[change], commit()])
+    root = replace(table("full" if identity == "f" else "default"), is_partitioned=True)
+    said = r"public.items that lack id of the old row, .* had another REPLICA IDENTITY"
+    with pytest.raises(DataLossError, match=said) if is_lost else nullcontext():
+        assert TableRows(root).changes(batch.changes[0]).num_rows
 
 
 def test_two_tables_whose_names_with_dots_are_the_same_are_refused():

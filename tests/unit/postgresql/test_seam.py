@@ -187,6 +187,21 @@ def test_a_start_notes_what_is_missing_unless_a_later_one_has_read_on(
     assert AddedTables("", [followed], 1).taken_over(split).options == taken_over
 
 
+@pytest.mark.parametrize(("known", "now", "kept"), [
+    ((7, 9), (9,), (9,)), ((9,), (7, 9), (9,)), ((7,), (9,), (7,)), ((), (9,), (9,)),
+])  # fmt: skip
+def test_entries_that_have_published_what_is_read_are_kept_also_of_a_table_that_is_partly_read(
+    known: tuple[int, ...], now: tuple[int, ...], kept: tuple[int, ...]
+) -> None:
+    """A start forgot them for a table of which some chunks were read, and whose changes were then left out."""
+    orders = PgTable(16385, "public", "orders", (), "default", ())
+    added = AddedTables("", [Followed(orders, None, is_partitioned=False, known_at=100, published_by=now)], 1)
+    whole = LogSplit(0, PLACE, ((ORDERS, 16385),), published_by=((16385, known),))
+    partly = replace(whole, tables=(), seam=Seam(((ORDERS, TableSeam(("id",), (("10",),), ("10:12:10",))),), 300))
+    assert [added.taken_over(split).published_by for split in (whole, partly)] == [((16385, kept),)] * 2
+    assert added.taken_over(replace(whole, tables=())).published_by == ((16385, now),)
+
+
 @pytest.mark.parametrize("name", SPLITS)
 def test_a_damaged_split_is_refused(name: str) -> None:
     """Each field, left out or of another type. Without columns or options it is one of an older headrace."""
