@@ -460,7 +460,7 @@ def _indexed(properties: Mapping[str, str]) -> int | None:
     given = properties.get("delta.dataskippingnumindexedcols") or str(_INDEXED)
     if re.fullmatch(r"\s*-?\d+\s*", given) is None:
         raise UsageError(
-            f"the table property delta.dataSkippingNumIndexedCols is {given!r}, and not a whole number: set it anew"
+            f"the table property delta.dataSkippingNumIndexedCols is {given!r}, and not a whole number: set another"
         )
     return None if int(given) < 0 or "delta.dataskippingstatscolumns" in properties else int(given)
 

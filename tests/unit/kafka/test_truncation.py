@@ -416,7 +416,7 @@ def test_a_read_with_a_stop_that_continues_reports_a_truncation_wherever_the_log
 
 
 def test_or_a_warning_and_it_reads_what_was_written_since_and_the_next_one_what_follows(truncated, caplog):
-    """Regression: each time it ended where it was, as the checkpoint kept the epoch of before."""
+    """Regression: each time it ended where it was, as the checkpoint kept the previous epoch."""
     kafka, checkpoint = truncated
     source = KafkaSource(kafka.bootstrap, topics=["t"], stop=Latest(), fail_on_data_loss=False)
     for first, last in ((0, 10), (10, 80), (80, 81)):

@@ -179,7 +179,7 @@ def test_a_disk_that_is_full_is_said_and_when_it_has_space_the_run_has_lost_noth
         written = Written(kafka, run)
         written.produce()
         written.wait("the first records")
-        # The records are there before their checkpoint is marked as committed. That mark is no checkpoint that may fail.
+        # The records are there before their checkpoint is marked as committed. Where that mark fails, the run does.
         run.wait(lambda: newest_body(run_files(str(tmp_path / "checkpoints")))[0]["completed"], "a mark as committed")
         (tmp_path / "full").touch()
         written.produce()
