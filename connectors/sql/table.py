@@ -127,27 +127,35 @@ WHERE event_object_schema = coalesce(:schema, database()) AND event_object_table
 """
 
 
+_SETS = ", which a BEFORE INSERT trigger sets"
+_MAY_SET = ", which a BEFORE INSERT trigger may set, as this user may not see it: GRANT TRIGGER ON the table, or"
+
+
 def _filled(connection: Connection, place: Mapping[str, str | None]) -> dict[str, dict[str, Any]]:
-    """By column what MariaDB and MySQL put into it. `triggered`: a trigger may set it in new rows.
+    """By column what MariaDB and MySQL put into it. `triggered`: that a trigger sets it in new rows, in words; or empty.
 
     Of a trigger that the user may not see, no more is known than that it is there. It hardly sets a number that counts itself.
     """
     triggers = connection.execute(text(_TRIGGERS), place).scalars().all()
-    is_hidden, seen = None in triggers, " ".join(filter(None, triggers))
+    seen, hidden = " ".join(filter(None, triggers)), _MAY_SET if None in triggers else ""
     return {
         row["name"]: {
             "default": row["default"],
-            "triggered": (is_hidden and not row["autoincrement"]) or _occurs(row["name"], seen),
+            "triggered": _SETS if _is_set(row["name"], seen) else "" if row["autoincrement"] else hidden,
             **{what: bool(row[what]) for what in ("nullable", "autoincrement", "computed", "row_end")},
         }
         for row in connection.execute(text(_FILLED), place).mappings()
     }
 
 
-def _occurs(name: str, statements: str) -> bool:
-    """As a word anywhere, as what is set may be quoted in several ways, and have comments before it."""
-    words = "|".join(re.escape(name.replace(quote, quote * 2)) for quote in ("", "`", '"') if not quote or quote in name)
-    return re.search(rf"(?<!\w)({words})(?!\w)", statements, re.IGNORECASE) is not None
+_BLANK = r"(?:\s|/\*.*?\*/|(?:--|#)[^\n]*\n)*"
+
+
+def _is_set(name: str, statements: str) -> bool:
+    """Whether there is NEW.name, in any quotes and with comments in it. One that is only read there counts, too."""
+    names = "|".join(re.escape(name.replace(quote, quote * 2)) for quote in ("", "`", '"') if not quote or quote in name)
+    column = rf"\bnew[`\"]?{_BLANK}\.{_BLANK}[`\"]?({names})(?!\w)"
+    return re.search(column, statements, re.IGNORECASE | re.DOTALL) is not None
 
 
 _IN_HEIRS = """

@@ -121,7 +121,7 @@ def check_other_keys(
     `columns`: of the table. `given`: what rows have of them.
     """
     others = [
-        str(unique) + (f", which {unique.flaw}" if unique.flaw else "") + (_SET if _may_be_set(unique, columns) else "")
+        str(unique) + (f", which {unique.flaw}" if unique.flaw else "") + _triggered(unique, columns)
         for unique in keys
         if (unique.columns != frozenset(key) or unique.flaw) and not _is_new_each_time(unique, columns, given)
     ]
@@ -149,8 +149,6 @@ def _is_new_each_time(unique: UniqueKey, columns: Mapping[str, Mapping[str, Any]
     )
 
 
-_SET = ", which a BEFORE INSERT trigger may set (where it does not, GRANT TRIGGER ON the table lets this user see that)"
-
-
-def _may_be_set(unique: UniqueKey, columns: Mapping[str, Mapping[str, Any]]) -> bool:
-    return any(columns[name].get("triggered") for name in unique.columns)
+def _triggered(unique: UniqueKey, columns: Mapping[str, Mapping[str, Any]]) -> str:
+    """That a trigger sets a part of it, in words; or empty."""
+    return max((str(columns[name].get("triggered") or "") for name in unique.columns), default="")

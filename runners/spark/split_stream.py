@@ -349,7 +349,7 @@ class SplitPlanner(SourcePlanner[SplitT]):
         """
         splits = tuple(split for task in tasks for split in task)
         is_kept = self._probe is not None and self._probe[0] == splits
-        until = self._clock() + (max(self._read.limits.seconds, _CANCELLED_S) if self._pins_end else 0.0)
+        until = self._clock() + (_CANCELLED_S if self._pins_end else 0.0)
         while True:
             try:
                 if not (splits and self._gives_something(splits, self._prober(splits))):
@@ -363,6 +363,8 @@ class SplitPlanner(SourcePlanner[SplitT]):
                     self._ride_out(error, self._read_outages)
                     return False
                 if not is_kept:
+                    if self._read_outages.failed():
+                        log.warning("the source cannot be read, and is tried again for %g s: %s", _CANCELLED_S, error)
                     self._sleep(_AGAIN_S)
                 is_kept = False  # a server may end a connection that is idle from one trigger to the next
         if self._read_outages.worked():
