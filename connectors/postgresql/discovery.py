@@ -13,7 +13,7 @@ from headrace.connectors.postgresql import catalog
 from headrace.connectors.postgresql.columns import NamesSum, check_names, check_sum, read_sum
 from headrace.connectors.postgresql.connection import connect, translated
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
-from headrace.connectors.postgresql.partitions import check_identities, unlogged
+from headrace.connectors.postgresql.partitions import other_identity, unlogged
 from headrace.connectors.postgresql.snapshot import Followed, chunk_key, lower_bounds
 from headrace.connectors.postgresql.splits import (
     ChangesSplit,
@@ -284,7 +284,10 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
     def _check_partitions(
         self, connection: psycopg.Connection, published: Collection[int], operations: Collection[str]
     ) -> None:
-        """Of those, too, that were made or attached since the start."""
+        """Of those, too, that were made or attached since the start. An identity may come a moment later.
+
+        Without it an update or a delete ends the job as it is read (`rows.py`).
+        """
         followed = [each.table for each in self._source.followed]
         roots = {table.oid: table for table in followed if table.is_partitioned and table.oid in published}
         partitions = catalog.read_partitions(connection, roots) if roots else []
@@ -293,8 +296,8 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
                 f"partitions are unlogged or foreign now, so no log has their rows and changes: {names}. Detach them or SET "
                 f"LOGGED, and if they have or had rows, {NEW_SNAPSHOT}"
             )
-        if {"update", "delete"}.intersection(operations):
-            check_identities(partitions, roots)
+        has_old_rows = not {"update", "delete"}.isdisjoint(operations)
+        self._say("identity", other_identity(partitions, roots) if has_old_rows else "")
 
     def _say_what_has_changed(self, published: Mapping[int, catalog.PublishedTable], unpublished: Collection[str]) -> None:
         """The server sends no changes of a table that left the publication, and no word of that."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from headrace.connectors.postgresql.catalog import PgPartition
 from headrace.connectors.postgresql.types import PgTable
-from headrace.enumerator.errors import UsageError
 
 
 def unlogged(partitions: Sequence[PgPartition]) -> str:
@@ -14,13 +13,14 @@ def unlogged(partitions: Sequence[PgPartition]) -> str:
     return ", ".join(each.full_name for each in partitions if not each.is_logged)
 
 
-def check_identities(partitions: Sequence[PgPartition], roots: Mapping[int, PgTable]) -> None:
-    """Raise UsageError for one by whose replica identity the log lacks what its root's changes are read by."""
+def other_identity(partitions: Sequence[PgPartition], roots: Mapping[int, PgTable]) -> str:
+    """Of the first by whose replica identity the log lacks what its root's changes are read by, in words; or empty."""
     for each in partitions:
         root = roots[each.root]
         if each.key and not each.key.issuperset(root.change_key):
-            raise UsageError(
+            return (
                 f"changes of {root.full_name} are read by {', '.join(root.change_key)}, and of its partition {each.full_name} "
                 f"the log has old rows by {', '.join(sorted(each.key))}, so updates would leave old rows in a copy: give it "
                 "the same REPLICA IDENTITY, which partitions do not inherit"
             )
+    return ""

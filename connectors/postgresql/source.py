@@ -27,7 +27,7 @@ from headrace.connectors.postgresql.connection import connect, shown, translated
 from headrace.connectors.postgresql.discovery import ChangesDiscovery, other_snapshot
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.log_reader import LogReader, SlotPlace
-from headrace.connectors.postgresql.partitions import check_identities, unlogged
+from headrace.connectors.postgresql.partitions import other_identity, unlogged
 from headrace.connectors.postgresql.pgoutput import TRANSACTION_BYTES
 from headrace.connectors.postgresql.rows import METADATA, OneTableRows, SeveralTablesRows, TableRows
 from headrace.connectors.postgresql.snapshot import Followed, chunk_key, created_again, lower_bounds, read_chunk
@@ -272,8 +272,8 @@ def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[
     if names := unlogged(partitions):
         raise UsageError(f"the changes of partitions are in no log, as these are unlogged or foreign: {names}; {how}")
     has_old_rows = bool(publication.operations & {"update", "delete"})
-    if has_old_rows:
-        check_identities(partitions, tables)
+    if has_old_rows and (refusal := other_identity(partitions, tables)):
+        raise UsageError(refusal)
     found = (
         Followed(
             *(tables[oid], each.row_filter, tables[oid].is_partitioned, known_at, each.published_by),

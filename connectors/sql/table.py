@@ -148,14 +148,14 @@ def _filled(connection: Connection, place: Mapping[str, str | None]) -> dict[str
     }
 
 
-_BLANK = r"(?:\s|/\*.*?\*/|(?:--|#)[^\n]*\n)*"
+_BLANK = r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|(?:--|#)[^\n]*\n)*"  # in one way only: else many comments take for ever
 
 
 def _is_set(name: str, statements: str) -> bool:
     """Whether there is NEW.name, in any quotes and with comments in it. One that is only read there counts, too."""
     names = "|".join(re.escape(name.replace(quote, quote * 2)) for quote in ("", "`", '"') if not quote or quote in name)
     column = rf"\bnew[`\"]?{_BLANK}\.{_BLANK}[`\"]?({names})(?!\w)"
-    return re.search(column, statements, re.IGNORECASE | re.DOTALL) is not None
+    return re.search(column, statements, re.IGNORECASE) is not None
 
 
 _IN_HEIRS = """

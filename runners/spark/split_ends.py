@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic
 from uuid import uuid4
 
@@ -166,7 +166,7 @@ class EndsLog(Generic[SplitT]):
         if (found := self.find(task)) is not None:
             return found
         if self.record(task, nothing):
-            return nothing
+            return replace(nothing, is_read=False)
         return self._closed(task, splits)
 
     def _other_columns(self, name: str) -> StateError:

@@ -70,7 +70,7 @@ class SplitReading(Generic[SplitT]):
 class Unread(Generic[SplitT]):
     """What there is to read once a reading is over. `is_limited`: a task has stopped at a limit, so more is there.
 
-    `read_nothing`: no task had a record, or came further.
+    `read_nothing`: no task had a record, or came further. `is_unused`: no task was computed.
     """
 
     unread: tuple[SplitT, ...] = ()
@@ -80,6 +80,7 @@ class Unread(Generic[SplitT]):
     exhausted: bool = False
     is_limited: bool = False
     read_nothing: bool = False
+    is_unused: bool = False
 
     def known(self) -> dict[str, SplitT]:
         return {split.split_id: split for split in (*self.finished, *self.unread)}
@@ -98,12 +99,14 @@ class SplitEnd(Generic[SplitT]):
 class TaskEnds(Generic[SplitT]):
     """Where a task stopped reading each of its splits. `is_limited`: at a limit, and not because nothing came.
 
-    `kept`: the file with the rows, of a source that would not give them again.
+    `kept`: the file with the rows, of a source that would not give them again. `is_read`: an attempt has recorded it. False
+    where the driver has, which is not stored.
     """
 
     ends: Mapping[str, SplitEnd[SplitT]]
     is_limited: bool
     kept: str | None = None
+    is_read: bool = True
 
 
 def next_reading(

@@ -227,7 +227,8 @@ class SplitPlanner(SourcePlanner[SplitT]):
             unread=(*(end.split for end in ends if not end.finished), *reading.unread),
             finished=self._remembered(reading, [end.split for end in ends if end.finished]),
             is_limited=any(task.is_limited for task in recorded),
-            read_nothing=not any(end.rows or end.finished or end.split != starts.get(end.split.split_id) for end in ends),
+            read_nothing=not any(end.rows or end.split != starts.get(end.split.split_id) for end in ends),
+            is_unused=bool(recorded) and not any(task.is_read for task in recorded),
         )
 
     def _selected(self, over: Unread[SplitT]) -> Unread[SplitT]:
@@ -242,15 +243,15 @@ class SplitPlanner(SourcePlanner[SplitT]):
         """A batch that read nothing although a probe had found records has waited too short: a reader may take long to
         connect, or a server to come to its first record. The batch's limit does not bound that: it would never be read.
         """
-        if before is None or not before.tasks or not over.read_nothing:
+        if before is not None and before.reading == self._probed and over.read_nothing:
+            self._wait_s = min(max(self._wait_s * 2, FIRST_WAIT_S), max(self._read.limits.seconds, self._read.stall_s))
+        if not over.is_unused:
             self._unread_batches = 0
             return
-        if before.reading == self._probed:
-            self._wait_s = min(max(self._wait_s * 2, FIRST_WAIT_S), max(self._read.limits.seconds, self._read.stall_s))
         self._unread_batches += 1
         if self._unread_batches == _MOST_UNREAD:
             said = (
-                f"the last {_MOST_UNREAD} batches have read nothing of their splits: rows that foreachBatch does not use, or "
+                f"no task of the last {_MOST_UNREAD} batches was computed: rows that foreachBatch does not use, or "
                 "whose plan Spark has found to be empty, are not skipped, and come again. Use the frame, or stop the query"
             )
             if self._pins_end:

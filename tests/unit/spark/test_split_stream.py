@@ -377,7 +377,7 @@ def test_batches_whose_rows_nothing_uses_are_said_and_end_available_now(
     if is_pinned:
         query.planner.pin_end()
     shelf.add("b", "b0")
-    said = "the last 20 batches have read nothing of their splits"
+    said = "no task of the last 20 batches was computed"
     with pytest.raises(UsageError, match=said) if is_pinned else nullcontext():
         for _ in range(30):
             assert query.plan()
