@@ -6,7 +6,7 @@ import datetime
 import keyword
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal
 from types import GenericAlias
 from typing import Any, Optional, cast
 
@@ -88,16 +88,36 @@ class AsRows:
     schema: pa.Schema
 
     def __call__(self, batch: pa.RecordBatch) -> Iterable[Row]:
-        """A row for each record, in order."""
-        return _rows(self.schema.names, [_values(column) for column in batch.columns])
+        """A row for each record, in order. Raises UsageError for a decimal that Beam would round."""
+        return _rows(self.schema.names, [_named(*column) for column in zip(self.schema.names, batch.columns, strict=True)])
 
 
 def _rows(names: Sequence[str], columns: Sequence[Sequence[Any]]) -> Iterable[Row]:
     return (Row(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True))
 
 
+_DIGITS = Context(prec=28)
+"""As Beam's coder of decimals makes them, by Python's default context."""
+
+
+def _named(name: str, array: pa.Array) -> Sequence[Any]:
+    try:
+        return _values(array)
+    except UsageError as error:
+        raise UsageError(f"field {name!r}: {error}") from error
+
+
+def _decimals(array: pa.Array) -> Sequence[Decimal | None]:
+    values: list[Decimal | None] = array.to_pylist()
+    if array.type.precision > _DIGITS.prec and any(each is not None and _DIGITS.plus(each) != each for each in values):
+        raise UsageError(f"Beam rounds decimals of more than {_DIGITS.prec} digits: take output='arrow', or another type")
+    return values
+
+
 def _values(array: pa.Array) -> Sequence[Any]:
     kind = array.type
+    if pa.types.is_decimal(kind):
+        return _decimals(array)
     if pa.types.is_struct(kind):
         names = [kind.field(i).name for i in range(kind.num_fields)]
         made = _rows(names, [_values(array.field(i)) for i in range(kind.num_fields)]) if names else [Row()] * len(array)

@@ -144,7 +144,10 @@ def coordinate(order: CoordinatorOrder, socket: Path, supervisor: Connection, li
 
 
 def _failure(error: Exception) -> RunOutcome:
+    """A mistake in a program, as a library's that was given a wrong argument, may pass or never: it is tried some times."""
     kinds = tuple(kind.__name__ for kind in type(error).__mro__)
+    if isinstance(error, TypeError | AttributeError | NameError):
+        kinds = (*kinds, errors.UnclassifiedError.__name__)
     return RunOutcome(error=str(error) or kinds[0], kinds=kinds, is_final=isinstance(error, _FINAL))
 
 

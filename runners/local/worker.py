@@ -70,7 +70,9 @@ def work(order: WorkerOrder) -> None:
     except BaseException as error:  # noqa: BLE001 - also what a user's function raises; the coordinator decides
         from headrace.runners.local.wire import run_pb2 as pb
 
-        is_final, is_unclassified = isinstance(error, FINAL), isinstance(error, UnclassifiedError)
+        cause = error.__cause__ if isinstance(error, _TransformError) else None
+        is_final = isinstance(error, FINAL) or isinstance(cause, UsageError)
+        is_unclassified = isinstance(error, UnclassifiedError)
         failed = pb.Failed(error=described(error), final=is_final, unclassified=is_unclassified)
         stream.send(pb.FromWorker(failed=failed))
         stream.close(CLOSE_S)
@@ -79,7 +81,7 @@ def work(order: WorkerOrder) -> None:
 
 
 FINAL = (UsageError, DataLossError, AuthenticationError, BadRecordError)
-"""What no other worker would do better. What the user's function raises is none of it."""
+"""What no other worker would do better. Of what a transform raises it is a UsageError alone, which functions of ours raise."""
 
 
 class _TransformError(Exception):

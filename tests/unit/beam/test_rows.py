@@ -179,3 +179,17 @@ def test_a_value_that_its_format_does_not_hold_is_refused_by_name(kafka, value, 
     with pytest.raises(Exception, match=said), beam.Pipeline("FnApiRunner") as pipeline:
         _ = pipeline | beam.Create([(b"k", value)], reshuffle=False) | written
     assert kafka.records("out") == []
+
+
+def test_a_decimal_that_beam_would_round_is_refused():
+    """Regression: behind a shuffle it was another number."""
+    kept = [Decimal("1234567890123456789012345678"), Decimal("1.5"), None]
+    for kind in (pa.decimal128(38, 5), pa.decimal128(38, 10), pa.decimal128(28, 0)):
+        column = pa.array([Decimal(1), None] if kind.scale == 10 else kept[: 3 if kind.scale else 1], kind)
+        made = AsRows(pa.schema({"v": kind}))
+        coder = coders.get_coder(row_type(made.schema))
+        rows = [coder.decode(coder.encode(row)).v for row in made(pa.record_batch({"v": column}))]
+        assert rows == column.to_pylist()
+    column = pa.array([{"x": Decimal("-1234567890123456789012345.12345")}], pa.struct({"x": pa.decimal128(38, 5)}))
+    with pytest.raises(UsageError, match="field 'v': Beam rounds decimals of more than 28 digits"):
+        list(AsRows(pa.schema({"v": column.type}))(pa.record_batch({"v": column})))

@@ -44,6 +44,7 @@ from headrace.enumerator.errors import (
     RetriableError,
     RunFailedError,
     StateError,
+    UnclassifiedError,
     UsageError,
 )
 from headrace.enumerator.ledger import SplitState
@@ -1173,6 +1174,14 @@ def test_a_run_in_a_folder_that_was_removed_is_refused_and_not_restarted(tmp_pat
     (tmp_path / "gone").rmdir()
     with pytest.raises(UsageError, match="the working directory of this process was removed"):
         supervise(PickledPipeline.of(pipeline_in_memory()), RunSettings(str(tmp_path)), forked_apart)
+
+
+def test_a_mistake_in_a_program_is_tried_a_bounded_number_of_times():
+    """As of a storage option that a filesystem does not know, and looks at when it is used first."""
+    assert [UnclassifiedError.__name__ in coordinator._failure(kind("x")).kinds for kind in (TypeError, OSError)] == [
+        True,
+        False,
+    ]
 
 
 def test_a_coordinator_that_cannot_be_started_is_a_failure_that_the_restart_strategy_decides(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.errors import RetriableError, RunFailedError
 from headrace.files import FileSink
-from headrace.kafka import KafkaSink, KafkaSource, Latest
+from headrace.kafka import DeadLetters, KafkaSink, KafkaSource, Latest
 from headrace.run import FixedDelay, Pipeline
 from headrace.runners.local.monitoring.status import read_status
 from headrace.runners.local.processes import WorkerProcesses
@@ -608,7 +608,10 @@ def test_what_no_worker_can_do_ends_the_run_without_a_restart(kafka, tmp_path):
     source = KafkaSource(kafka.bootstrap, topics=["in"], columns=["key", "timestamp"])
     pipeline = Pipeline(source, KafkaSink(kafka.bootstrap, topic="out"))
     with pytest.raises(RunFailedError, match=r"UsageError: rows for Kafka have a column 'value'.*got .*'timestamp'"):
-        pipeline.run(checkpoints=str(tmp_path), restart=FixedDelay(1000, 0.0))
+        pipeline.run(checkpoints=str(tmp_path / "a"), restart=FixedDelay(1000, 0.0))
+    pipeline = Pipeline(source, KafkaSink(kafka.bootstrap, topic="out"), DeadLetters("dead"))
+    with pytest.raises(RunFailedError, match="UsageError: DeadLetters needs the column 'deadLetter'"):
+        pipeline.run(checkpoints=str(tmp_path / "b"), restart=FixedDelay(1000, 0.0))
 
 
 def test_files_take_every_row_once(kafka, tmp_path):
