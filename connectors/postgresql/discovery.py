@@ -215,9 +215,8 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
     def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
         """Raises DataLossError for a table that was out of the publication: nothing later lets the job have its changes.
 
-        And for an operation that was, or a partition that is in no log. UsageError for one with another replica identity, if
-        the changes until now were those of another publication, or for a column that was renamed or created again: of the last
-        one the log does not say so.
+        And for an operation that was, or a partition that is in no log. UsageError if the changes until now were those of
+        another publication, or for a column that was renamed or created again: of the last one the log does not say so.
         """
         source = self._source
         _ = source.followed  # what a new split has is from before what is read here
