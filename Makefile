@@ -33,10 +33,10 @@ demo-move: $(INSTALLED) ## The flights copied by the JVM connector, headrace run
 demo-changes: $(INSTALLED) ## A bank's PostgreSQL tables and their changes into Delta tables: three kills in the snapshot, three in the log
 	$(BIN)/python examples/changes/demo.py
 
-test: $(INSTALLED) ## The tests of every change, some with a real Kafka, Spark and PostgreSQL (ten minutes)
+test: $(INSTALLED) ## The tests of every change, some with a real Kafka, Spark and PostgreSQL (eight minutes)
 	$(PYTEST) -m "not full and not long" --ignore tests/values
 
-test-rest: $(INSTALLED) ## What `make test` leaves out of all that CI runs: more of Kafka, Spark, Flink and databases (twenty minutes)
+test-rest: $(INSTALLED) ## What `make test` leaves out of all that CI runs: more of Kafka, Spark, Flink and databases (25 minutes)
 	$(PYTEST) -m "full and not long"
 
 test-all: test test-rest ## Everything that CI runs (half an hour)
