@@ -83,7 +83,7 @@ class ResumedLogDiscovery(ResumedDiscovery[OffsetSplitT]):
         there = [split.between(split.next_offset, None) for split in started.values() if split.split_id not in found.missing]
         # A log that was truncated below a position is looked for here: up to a stop before it, nothing would be fetched.
         ends = self._source.at_end(there)
-        started |= {at: ends[at] for at in ends if ends[at].next_offset < started[at].next_offset}
+        started |= {split_id: end for split_id, end in ends.items() if end.next_offset < started[split_id].next_offset}
         stops = self._source.stop_offsets(there)
         # one that is missing has nothing to read, and is reported
         added = [split.between(at := split.next_offset, max(at, stops.get(split.split_id, at))) for split in started.values()]

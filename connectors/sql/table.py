@@ -125,8 +125,6 @@ SELECT action_statement FROM information_schema.triggers
 WHERE event_object_schema = coalesce(:schema, database()) AND event_object_table = :name
     AND action_timing = 'BEFORE' AND event_manipulation = 'INSERT'
 """
-
-
 _SETS = ", which a BEFORE INSERT trigger sets"
 _MAY_SET = ", which a BEFORE INSERT trigger may set, as this user may not see it: GRANT TRIGGER ON the table, or"
 

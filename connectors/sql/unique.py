@@ -151,4 +151,4 @@ def _is_new_each_time(unique: UniqueKey, columns: Mapping[str, Mapping[str, Any]
 
 def _triggered(unique: UniqueKey, columns: Mapping[str, Mapping[str, Any]]) -> str:
     """That a trigger sets a part of it, in words; or empty."""
-    return max((str(columns[name].get("triggered") or "") for name in unique.columns), default="")
+    return next((said for name in sorted(unique.columns) if (said := str(columns[name].get("triggered", "")))), "")

@@ -35,8 +35,10 @@ LOCK_NAME = ".headrace.lock"
 
 @dataclass(frozen=True, slots=True)
 class OffsetLog:
-    """The offset log of the checkpoint at `location`: a path, or a URI as Hadoop takes it, of a store
-    that Arrow knows (file:, s3:, s3a:, hdfs:, gs:)."""
+    """The offset log of the checkpoint at `location`: a path, or a URI as Hadoop takes it.
+
+    Of a store that Arrow knows: file:, s3:, s3a:, hdfs:, gs:.
+    """
 
     location: str
 

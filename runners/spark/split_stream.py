@@ -31,7 +31,7 @@ _PROBE_S = 1.0
 _AGAIN_S = 0.2
 _CANCELLED_S = 5.0
 """Longer than Spark lets the Python worker of a cancelled task live (`spark.python.task.killTimeout`)."""
-_MOST_UNREAD = 20
+_MOST_UNUSED = 20
 _MOVES_S = 60.0
 """How often a batch is made of splits that come further without records."""
 
@@ -92,7 +92,7 @@ class SplitPlanner(SourcePlanner[SplitT]):
     ) -> None:
         super().__init__(read.source, read.savepoint)
         self._clock, self._sleep, self._looked_at, self._moved_at = clock, sleep, -math.inf, -math.inf
-        self._unread_batches = 0
+        self._unused_batches = 0
         self._read, self._format = read, ReadingFormat(read.source)
         self._ends = EndsLog(self._format, checkpoint_of(read)) if read.records_ends else None
         self._missing: frozenset[str] = frozenset()
@@ -145,6 +145,7 @@ class SplitPlanner(SourcePlanner[SplitT]):
         if not (self._finds_records(tasks) if needs_probe else must_store or tasks):
             return start
         self._learn_to_wait(before, over)
+        self._count_unused(over)
         reading = next_reading(before, backlog, tasks)
         self._probed = reading.reading if needs_probe else None
         if self._ends is not None:
@@ -245,13 +246,13 @@ class SplitPlanner(SourcePlanner[SplitT]):
         """
         if before is not None and before.reading == self._probed and over.read_nothing:
             self._wait_s = min(max(self._wait_s * 2, FIRST_WAIT_S), max(self._read.limits.seconds, self._read.stall_s))
-        if not over.is_unused:
-            self._unread_batches = 0
-            return
-        self._unread_batches += 1
-        if self._unread_batches == _MOST_UNREAD:
+
+    def _count_unused(self, over: Unread[SplitT]) -> None:
+        """A batch whose tasks are not computed is planned again, with the same rows. Raises UsageError under AvailableNow."""
+        self._unused_batches = self._unused_batches + 1 if over.is_unused else 0
+        if self._unused_batches == _MOST_UNUSED:
             said = (
-                f"no task of the last {_MOST_UNREAD} batches was computed: rows that foreachBatch does not use, or "
+                f"no task of the last {_MOST_UNUSED} batches was computed: rows that foreachBatch does not use, or "
                 "whose plan Spark has found to be empty, are not skipped, and come again. Use the frame, or stop the query"
             )
             if self._pins_end:
@@ -360,14 +361,15 @@ class SplitPlanner(SourcePlanner[SplitT]):
                 self._end_probe()
                 if not is_retriable(error):
                     raise
-                if not is_kept and self._clock() >= until:
+                if is_kept:  # a server may end a connection that is idle from one trigger to the next
+                    is_kept = False
+                    continue
+                if self._clock() >= until:
                     self._ride_out(error, self._read_outages)
                     return False
-                if not is_kept:
-                    if self._read_outages.failed():
-                        log.warning("the source cannot be read, and is tried again for %g s: %s", _CANCELLED_S, error)
-                    self._sleep(_AGAIN_S)
-                is_kept = False  # a server may end a connection that is idle from one trigger to the next
+                if self._read_outages.failed():
+                    log.warning("the source cannot be read, and is tried again for %g s: %s", _CANCELLED_S, error)
+                self._sleep(_AGAIN_S)
         if self._read_outages.worked():
             log.warning("the source is read again")
         self._end_probe()
