@@ -6,8 +6,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_DEMO := $(firstword $(wildcard $(INSTALLED)) $(VENV)/.installed-demo)
 
-# The tests of a file share servers; they wait more than they compute.
-PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --ignore tests/clusters
+# The tests of a file share servers; they wait more than they compute. A fixture that hangs has no deadline of its own:
+# the process ends with a traceback of each thread, and its test is reported by name.
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --ignore tests/clusters \
+	-o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 
 # Without this Spark starts its Python workers with the first `python3` on the PATH.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python

@@ -40,7 +40,6 @@ _LARGEST_REQUEST = 8 * 1024 * 1024
 _SMALLEST_REQUEST = 256 * 1024
 _JOIN_S = 5.0
 _CALL_JOIN_S = 1.0
-_LOCK_S = 1.0
 
 
 class Fetcher:
@@ -58,7 +57,7 @@ class Fetcher:
         self._cluster, self._config = cluster, cluster.config
         self._budget, self._linger_s = budget_bytes, linger_s
         self._plan = FetchPlan(cluster.config, shared_densities(cluster.config))
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler takes it once more
         self._to_reader = threading.Condition(self._lock)
         self._wakes: dict[Worker, threading.Condition] = {}
         self._starved: set[Broker] = set()  # they wait for space
@@ -146,13 +145,12 @@ class Fetcher:
         """Stop. A connection with a request in flight is cut, others go back to the cluster. Waits for the threads to end.
 
         A look-up under way is waited for a second only: its thread ends when it is answered, or given up. A signal handler may
-        call this, too; where it has interrupted this very object the rest is done once it has returned.
+        call this, too; where it has interrupted this very object the threads end once it has returned, and are not waited for.
         """
         self._closed = True
-        if not self._lock.acquire(timeout=_LOCK_S):  # no thread takes as long: the caller's own has it, below a handler
-            threading.Thread(target=self.close, name="headrace-fetch-close", daemon=True).start()
-            return
-        try:
+        below_a_handler = self._has_lock()
+        # `with`, as Python looks for no signal between its lock and its block: after `acquire` it would stay locked.
+        with self._lock:
             for wake in self._wakes.values():
                 wake.notify_all()
             self._to_reader.notify_all()
@@ -161,10 +159,17 @@ class Fetcher:
             threads = [
                 (thread, _CALL_JOIN_S if worker in self._in_call else _JOIN_S) for worker, thread in self._threads.items()
             ]
-        finally:
-            self._lock.release()
-        for thread, longest_s in threads:
-            thread.join(longest_s)
+        if not below_a_handler:
+            for thread, longest_s in threads:
+                thread.join(longest_s)
+
+    def _has_lock(self) -> bool:
+        """Whether this very thread holds it."""
+        try:
+            self._to_reader.notify_all()
+        except RuntimeError:  # what it raises without the lock
+            return False
+        return True
 
     def _drop(self, keys: Set[TopicPartition]) -> None:
         kept = deque(item for item in self._queue if (item.topic, item.partition) not in keys)

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -14,6 +15,7 @@ from headrace.connectors.kafka.read import reader as reader_module
 from headrace.connectors.kafka.read.reader import KafkaReader
 from headrace.kafka import Earliest, KafkaSource
 from headrace.testing.fake_kafka import FakeKafka
+from tests.helpers.interruptions import OURS, Interruption
 
 DEADLINE_S = 10.0
 _MODULES = (reader_module.__file__, fetcher.__file__, threading.__file__)
@@ -27,11 +29,6 @@ def kafka():
         for number in range(3):
             cluster.append("t", b"%d" % number)
         yield cluster
-
-
-@pytest.fixture(autouse=True)
-def _short_wait(monkeypatch):
-    monkeypatch.setattr(fetcher, "_LOCK_S", 0.05)
 
 
 class Handler:
@@ -99,3 +96,18 @@ def test_a_signal_handler_may_close_a_reader_at_any_line_of_a_poll(kafka, topic,
         if not handler.has_run:
             break
     assert nth > 10
+
+
+def test_who_interrupts_the_closing_at_any_bytecode_closes_once_more(kafka):
+    """Regression: with the lock taken and its block not begun, it stayed locked, and no thread ever ended."""
+    for nth in range(1000):
+        reader = new_reader(kafka, "t", is_full)
+        threads = list(reader._fetcher._threads.values())
+        interruption = Interruption(nth, KeyboardInterrupt, OURS)
+        with suppress(KeyboardInterrupt), interruption:
+            reader.close()
+        reader.close()
+        assert not any(thread.is_alive() for thread in threads), f"bytecode {nth}"
+        if not interruption.happened:
+            break
+    assert nth > 50
