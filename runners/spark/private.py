@@ -7,11 +7,13 @@ of PySpark's worker processes. `tests/unit/tools/test_tidy.py` keeps underscore 
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 from pyspark import SparkConf, SparkContext
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_COLLECTION = threading.RLock()  # one thread at a time switches Python's collector off and on
 
 # --- the session and its JVM ------------------------------------------------------------------------------------------
 
@@ -96,13 +100,28 @@ def task_time_zone() -> str | None:
     `TaskContext` has it where it was set, and not Spark's default, which is the zone of the driver's JVM: no machine's, nor
     an executor's. Spark hands it to the program of the task, which keeps it in a variable. That is of the main thread.
     """
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = _frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         kind = frame.f_globals.get("RunnerConf")
         if kind is not None and isinstance(settings := frame.f_locals.get("runner_conf"), kind):
             return cast("str | None", settings.timezone)
         frame = frame.f_back
     return None
+
+
+def _frames() -> dict[int, FrameType]:
+    """That of each thread.
+
+    Python 3.11 lists them with a lock that a finalizer may wait for, for ever (gh-106883): none is to run meanwhile.
+    """
+    with _COLLECTION:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 # --- Hadoop's file systems --------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ def in_child(call: Callable[[], object]) -> str:
         warnings.simplefilter("ignore", DeprecationWarning)  # this process has threads
         child = os.fork()
     if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the test's own would wait for what the child hangs in
         signal.alarm(_CHILD_S)
         with suppress(BaseException):
             os.write(writing, _said(call).encode())

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import io
 import json
 import logging
 import pickle
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +30,7 @@ from headrace.connectors.base.sink import Attempt
 from headrace.connectors.formats.registry import client
 from headrace.enumerator.errors import CorruptDataError, StateError, UsageError
 from headrace.errors import AuthenticationError, UnknownSchemaError
+from headrace.runners.spark.private import task_time_zone
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.spark import kafka_formats, time_zone
 from headrace.spark.connectors import planned_stream_write
@@ -34,6 +38,7 @@ from headrace.spark.kafka_read import Mode, any_read, kafka_read
 from headrace.testing.fake_kafka import FakeKafka, NewRecord, ReadRecord
 from pyspark_headrace import DefaultSource
 from tests.helpers.envelopes import body_of
+from tests.helpers.forked import in_child
 from tests.helpers.schema_registry import FakeRegistry
 
 FIELDS: list[dict[str, Any]] = [
@@ -177,6 +182,32 @@ def test_json_times_without_a_zone_are_in_the_sessions_or_the_machines_or_that_o
     monkeypatch.setattr(time_zone, "task_time_zone", lambda: "GMT+5")
     assert hours() == [7, 12]
     assert hours(timeZone="America/New_York") == [16, 12]
+
+
+class LooksAtThreads:
+    """Garbage whose finalizer asks for what Python guards by the lock that it has while it lists the frames of threads."""
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        sys._current_frames()
+
+
+def test_the_zone_of_a_task_is_found_while_the_collector_ends_what_looks_at_threads():
+    """Regression: in Python 3.11 the task stood still for ever (gh-106883)."""
+
+    def look() -> None:
+        for _ in range(20):
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        for allocations in range(1, 30):  # until one of those is the twentieth thread's frame
+            gc.collect()
+            LooksAtThreads()
+            gc.set_threshold(allocations)
+            task_time_zone()
+            gc.set_threshold(0)
+
+    assert in_child(look) == "None"
 
 
 def test_a_type_that_spark_does_not_have_is_refused_and_its_neighbours_are_read(kafka):
