@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_DEMO := $(firstword $(wildcard $(INSTALLED)) $(VENV)/.installed-demo)
 
-# The tests of a file share servers; they wait more than they compute. A fixture that hangs has no deadline of its own:
+# The tests of a file share servers; they wait more than they compute. A fixture that hangs has no deadline:
 # the process ends with a traceback of each thread, and its test is reported by name.
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --ignore tests/clusters \
 	-o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true

@@ -57,7 +57,7 @@ class Fetcher:
         self._cluster, self._config = cluster, cluster.config
         self._budget, self._linger_s = budget_bytes, linger_s
         self._plan = FetchPlan(cluster.config, shared_densities(cluster.config))
-        self._lock = threading.RLock()  # a signal handler takes it once more
+        self._lock = threading.RLock()  # a signal handler may take it a second time
         self._to_reader = threading.Condition(self._lock)
         self._wakes: dict[Worker, threading.Condition] = {}
         self._starved: set[Broker] = set()  # they wait for space
@@ -149,7 +149,7 @@ class Fetcher:
         """
         self._closed = True
         below_a_handler = self._has_lock()
-        # `with`, as Python looks for no signal between its lock and its block: after `acquire` it would stay locked.
+        # `with`, as Python handles no signal between its lock and its block: after `acquire` it would stay locked.
         with self._lock:
             for wake in self._wakes.values():
                 wake.notify_all()

@@ -98,8 +98,8 @@ def test_a_signal_handler_may_close_a_reader_at_any_line_of_a_poll(kafka, topic,
     assert nth > 10
 
 
-def test_who_interrupts_the_closing_at_any_bytecode_closes_once_more(kafka):
-    """Regression: with the lock taken and its block not begun, it stayed locked, and no thread ever ended."""
+def test_a_close_that_was_interrupted_at_any_bytecode_may_be_repeated(kafka):
+    """Regression: an interrupt between the lock and its block left it locked, and no thread ever ended."""
     for nth in range(1000):
         reader = new_reader(kafka, "t", is_full)
         threads = list(reader._fetcher._threads.values())

@@ -195,7 +195,7 @@ class LooksAtThreads:
 
 
 def test_the_zone_of_a_task_is_found_while_the_collector_ends_what_looks_at_threads():
-    """Regression: in Python 3.11 the task stood still for ever (gh-106883)."""
+    """Regression: in Python 3.11 the task hung (gh-106883)."""
 
     def look() -> None:
         for _ in range(20):
