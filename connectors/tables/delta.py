@@ -49,11 +49,15 @@ from headrace.enumerator.errors import PeerError, RetriableError, UsageError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
-_WRITTEN_AS_ASKED = frozenset({"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz"})
+_ZONELESS = "timestampNtz"
+_WRITTEN_AS_ASKED = frozenset({"appendOnly", "changeDataFeed", "deletionVectors", _ZONELESS})
 """Features of which a writer that only appends has nothing to do, and with which `deltalake` commits."""
 
-_WRITTEN_IF_UNUSED = frozenset({"checkConstraints", "generatedColumns", "invariants", "columnMapping"})
-"""Features that ask something of the rows where a column or a property uses them."""
+_WRITTEN_IF_UNUSED = frozenset({"checkConstraints", "generatedColumns", "invariants", "columnMapping", "variantType"})
+"""Features that ask something of the rows where a column or a property uses them.
+
+A table that `deltalake` makes with deletion vectors has that of variants, too.
+"""
 
 _NOT_COMMITTED = "Unsupported table features"
 """What `deltalake` says of a table whose features it does not write, by the same error as of a commit that came too late."""
@@ -81,6 +85,7 @@ _MISREAD_ADDRESS = re.compile(r"%[0-9A-Fa-f]{2}|[#\x00-\x1f]")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|/")
 _FILE = "__filename"
 """What Arrow calls the column of the file that a row is in."""
+_PARTS = ("element_type", "key_type", "value_type")
 _OF_COLUMNS = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.physicalName")
 
 
@@ -136,6 +141,8 @@ class DeltaSink(OpenTableSink):
         check_no_twins(schema.names, (), self.uri)
         if not set(schema.names) - set(partition_by):
             raise UsageError(f"{self.uri}: a table cannot be {_ALL_PARTITIONS}: leave one out of them")
+        if not self.log().exists():
+            _check_zones(schema, self.uri)
         if is_local(self.uri):
             _make_folder(self.uri)
         try:
@@ -151,14 +158,6 @@ class DeltaSink(OpenTableSink):
             self.log().load()
         except TableNotFoundError as error:
             raise UsageError(f"{self.uri}: deltalake finds no such store: {_first_line(error)}") from error
-        except PeerError as error:
-            if "timestampNtz" not in str(error):
-                raise
-            maps = [repr(field.name) for field in schema if "map<" in str(field.type) and "timestamp[us]" in str(field.type)]
-            raise UsageError(
-                f"{self.uri}: deltalake makes no table whose timestamps without a zone are all in maps ({', '.join(maps)}): "
-                "give them a zone"
-            ) from error
         except Exception as error:
             if type(error) is not Exception:
                 raise
@@ -177,6 +176,28 @@ class DeltaSink(OpenTableSink):
         with refused_by_store(self.uri):
             jobs = jobs_in(log.store())
         return {job: loaded.marker(job) for job in jobs}
+
+
+def _check_zones(schema: pa.Schema, uri: str) -> None:
+    """Raise UsageError for timestamps without a zone that are all in maps, where `deltalake` does not see them.
+
+    They need a feature of the table. Without it `deltalake` leaves one that no reader loads.
+    """
+    if any(_has_zoneless(field.type, in_maps=False) for field in schema):
+        return
+    if maps := [repr(field.name) for field in schema if _has_zoneless(field.type, in_maps=True)]:
+        raise UsageError(
+            f"{uri}: deltalake writes no table whose timestamps without a zone are all in maps ({', '.join(maps)}): "
+            "give them a zone"
+        )
+
+
+def _has_zoneless(kind: pa.DataType, *, in_maps: bool) -> bool:
+    if pa.types.is_map(kind) and not in_maps:
+        return False
+    if pa.types.is_timestamp(kind):
+        return kind.tz is None
+    return any(_has_zoneless(kind.field(at).type, in_maps=in_maps) for at in range(kind.num_fields))
 
 
 def _make_folder(path: str) -> None:
@@ -319,6 +340,8 @@ class _LoadedDelta(LoadedTable):
         return self._table.to_pyarrow_dataset(parquet_read_options=ds.ParquetReadOptions(coerce_int96_timestamp_unit="us"))
 
     def widen(self, columns: pa.Schema) -> None:
+        if _ZONELESS not in (self._table.protocol().writer_features or ()):
+            _check_zones(columns, self._uri)
         with _translated(self._uri):
             fields = DeltaSchema.from_arrow(columns).fields
             self._table.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=0))
@@ -341,6 +364,9 @@ class _LoadedDelta(LoadedTable):
             for key in _OF_COLUMNS:
                 if key in metadata:
                     yield f"its column {name!r} has {key}"
+        for each in self._table.schema().fields:
+            if _has_variants(each.type):
+                yield f"its column {each.name!r} has variants"
         if not set(self._schema.names) - set(self.partitioning):
             yield f"it is {_ALL_PARTITIONS}"
         for name in self.partitioning:
@@ -354,9 +380,15 @@ def _metadata_within(kind: Any, outer: str = "") -> Iterator[tuple[str, Mapping[
     for each in getattr(kind, "fields", ()):
         yield outer + each.name, each.metadata
         yield from _metadata_within(each.type, f"{outer}{each.name}.")
-    for part in ("element_type", "key_type", "value_type"):
+    for part in _PARTS:
         if hasattr(kind, part):
             yield from _metadata_within(getattr(kind, part), outer)
+
+
+def _has_variants(kind: Any) -> bool:  # noqa: ANN401 - any Delta type
+    within = [each.type for each in getattr(kind, "fields", ())]
+    within += [getattr(kind, part) for part in _PARTS if hasattr(kind, part)]
+    return kind.type == "variant" or any(map(_has_variants, within))
 
 
 class _DeltaFile(TableFile):

@@ -331,6 +331,7 @@ class _LoadedIceberg(LoadedTable):
             transaction = self._table.transaction()
             with transaction.update_schema() as update:
                 update.union_by_name(columns)
+            _check_names(transaction.table_metadata.schema(), self._name)
             transaction.commit_transaction()
 
     def refers_to(self, paths: Collection[str]) -> bool:

@@ -334,6 +334,15 @@ def test_no_table_is_made_with_names_that_cannot_be_written(folder, name):
     assert not load_catalog(**catalog_of(folder)).table_exists("n.named")
 
 
+def test_no_column_is_added_whose_name_cannot_be_written(folder):
+    """Regression: it was, and then every job that wrote to the table was refused, also without that column."""
+    sink, narrow = IcebergSink("n.named", catalog_of(folder), merge_schema=True), pa.schema([("id", pa.int64())])
+    sink.create_table(narrow)
+    with pytest.raises(UsageError, match=r"Avro does not allow the names of its columns 'first name'"):
+        sink.create_table(narrow.append(pa.field("first name", pa.string())))
+    assert load_catalog(**catalog_of(folder)).load_table("n.named").schema().column_names == ["id"]
+
+
 @pytest.mark.parametrize("warehouse", ["file:///x/a#b", "s3://b/a?b", "file:/a?b"])
 def test_a_warehouse_whose_address_has_more_than_a_path_is_refused(warehouse):
     """Its files were in the folder without that, and commits were retried forever."""

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.base.commit_list import CommitListSerializer
@@ -658,3 +658,54 @@ def test_a_table_is_made_once(sink):
 def test_what_the_library_makes_no_table_of_is_refused(tmp_path, schema, message):
     with pytest.raises(UsageError, match=message):
         DeltaSink(str(tmp_path / "table")).create_table(schema)
+
+
+ZONELESS = pa.timestamp("us")
+IN_MAPS = [
+    pa.map_(pa.string(), ZONELESS),
+    pa.list_(pa.map_(ZONELESS, pa.string())),
+    pa.map_(pa.string(), pa.struct([("a", ZONELESS)])),
+]
+
+
+@pytest.mark.parametrize("kind", IN_MAPS, ids=str)
+def test_timestamps_without_a_zone_in_maps_alone_are_refused_and_nothing_is_made(tmp_path, kind):
+    """Regression: deltalake left a table that no reader loads, in a new place and, with new columns, in an existing one."""
+    refused = pytest.raises(UsageError, match=r"zone are all in maps \('x'\): give them a zone")
+    odd, sound = pa.schema([VALUES.field(0), ("x", kind)]), pa.schema([VALUES.field(0), ("at", ZONELESS), ("x", kind)])
+    sink = DeltaSink(str(tmp_path / "table"), merge_schema=True)
+    with refused:
+        sink.create_table(odd)
+    sink.create_table(VALUES)
+    driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
+    with refused:
+        sink.create_table(odd)
+    assert delta_values(sink.uri) == ["a"]
+    for fitting in (sound, odd):  # with the first one the table knows of them
+        sink.create_table(fitting)
+    assert delta_values(sink.uri) == ["a"]
+
+
+@pytest.mark.parametrize(("kind", "has_variants"), [
+    ("long", False), ("variant", True), ({"type": "array", "elementType": "variant", "containsNull": True}, True)
+], ids=["none", "a column", "in a list"])  # fmt: skip
+def test_a_table_with_the_feature_of_variants_takes_rows_unless_it_has_some(tmp_path, kind, has_variants):
+    """Regression: deltalake gives it that feature along with deletion vectors."""
+    uri = str(tmp_path / "table")
+    DeltaTable.create(uri, schema=VALUES, configuration={"delta.enableDeletionVectors": "true"})
+    assert "variantType" in DeltaTable(uri).protocol().writer_features
+    first = tmp_path / "table" / "_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in first.read_text().splitlines()]
+    described = next(action["metaData"] for action in actions if "metaData" in action)
+    fields = json.loads(described["schemaString"])
+    fields["fields"].append({"name": "odd", "type": kind, "nullable": True, "metadata": {}})
+    described["schemaString"] = json.dumps(fields)
+    first.write_text("\n".join(map(json.dumps, actions)))
+    sink = DeltaSink(uri)
+    if has_variants:
+        with pytest.raises(UsageError, match="its column 'odd' has variants"):
+            sink.check_rows(VALUES)
+    else:
+        driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
+        found = QueryBuilder().register("t", DeltaTable(uri)).execute("select value from t").read_all()
+        assert found["value"].to_pylist() == ["a"]
