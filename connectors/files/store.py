@@ -38,6 +38,7 @@ _PORTS = {"ftp": ":21", "sftp": ":22", "ssh": ":22", "smb": ":445", "hdfs": ":80
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # RFC 3986
 _NO_LIBRARY = "Unable to load lib"
 """Of libhdfs or libjvm, in Arrow's client of HDFS."""
+_EMPTY_NAME = re.compile(r"(?<!:)//")
 _PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 
 
@@ -418,6 +419,11 @@ def _check_url(path: str) -> None:
         raise UsageError(
             f"{shown_address(path)}: this names no filesystem. Write an address of fsspec, like s3://bucket/folder; for a "
             "folder that is mounted its local path, like /dbfs/folder; for a local folder with a colon in its name ./a:b"
+        )
+    if scheme not in _WITH_HOSTS and _EMPTY_NAME.search(rest.rstrip("/"), 2):
+        raise UsageError(
+            f"{shown_address(path)}: between two slashes there is an empty name, which fsspec leaves out where it lists this "
+            "place: write one slash, or rename what is there"
         )
 
 

@@ -234,6 +234,9 @@ class ObjectLog(RunFiles):
             entry = self._append({"kind": _FILE, "name": name, "size": len(data), "crc32": crc32}, data)
             self._entries[name] = entry
             self._delete(number for number in self._of(name) if number != entry.number)
+            if self._manifest not in self._objects:
+                log.warning("%s was emptied while this run is running, and is recreated", self.location)
+                self._write_manifest()
 
     def remove(self, names: Collection[str]) -> None:
         with self._lock, self._alone():
@@ -269,9 +272,11 @@ class ObjectLog(RunFiles):
         number, at_s = self._last + 1, self._clock()
         whole = ENTRY.seal({"life": self._lifetime, "at": at_s, **header}) + b"\n" + data
         self._asked(self._create, number, whole)
-        if max(self._listed(), default=number) > number:
+        listed = self._listed()
+        if max(listed, default=number) > number:
             raise _TakenError  # what is there stays: a claim that has just come may have found it, and name it
         self._last = number
+        self._forget(self._objects.keys() - set(listed))
         entry = self._opened(number, whole)
         self._objects[number] = entry.name
         return entry
@@ -287,6 +292,11 @@ class ObjectLog(RunFiles):
                 is_ours = False  # another lifetime's, which a third one has deleted
             if not is_ours:
                 raise _TakenError from None
+
+    def _forget(self, gone: Collection[int]) -> None:
+        """Another process has removed these objects, which no run does."""
+        self._objects = {number: name for number, name in self._objects.items() if number not in gone}
+        self._entries = {name: entry for name, entry in self._entries.items() if entry.number not in gone}
 
     def _of(self, name: str) -> list[int]:
         return sorted(number for number, of in self._objects.items() if of == name)

@@ -129,6 +129,14 @@ def test_an_address_without_two_slashes_is_no_local_folder(path):
         FileSink(path)
 
 
+@pytest.mark.parametrize("path", ["s3://b//x", "s3a://b/x//y/", "zip://a.zip::gs://b//x", "memory:////x"])
+def test_an_address_of_a_store_with_an_empty_name_is_refused(path):
+    """Regression: s3fs lists it as another place: rows were not read, and a run resumed from nothing at each start."""
+    with pytest.raises(UsageError, match="between two slashes there is an empty name"):
+        FileSink(path)
+    assert FileSink("hdfs://host//x").path == "hdfs://host//x"  # which Hadoop takes for one slash
+
+
 @pytest.mark.parametrize(
     ("name", "whose"), [("_delta_log", "Delta Lake"), ("_spark_metadata", "a streaming query's own file sink")]
 )

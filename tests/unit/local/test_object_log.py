@@ -402,6 +402,21 @@ def test_entries_without_a_manifest_are_refused():
         opened(objects)
 
 
+@pytest.mark.parametrize("gone", [{1, 2}, {1}, {2}], ids=["all", "the manifest", "a file"])
+def test_a_log_that_is_emptied_under_a_running_run_is_written_again(caplog, gone):
+    """Regression: what was written from then on had no manifest, so that no later start could read it."""
+    objects = {}
+    log = opened(objects)
+    log.write("a", b"1")
+    for number in gone:
+        del objects[f"log/{number:012d}"]
+    log.write("b", b"2")
+    log.write("c", b"3")
+    kept = {"b": b"2", "c": b"3"} | ({} if 2 in gone else {"a": b"1"})
+    assert files(objects) == files_of(log) == kept
+    assert ("mem://x was emptied while this run is running" in caplog.text) == (1 in gone)
+
+
 def test_a_file_that_was_truncated_keeps_its_place_for_its_reader_to_judge(caplog):
     objects = {}
     opened(objects).write("a", b"123")
