@@ -17,11 +17,11 @@ from typing import NamedTuple, Protocol
 import psycopg
 import pyarrow as pa
 
-from headrace.connectors.postgresql.catalog import flush_log, read_log_end
+from headrace.connectors.postgresql.catalog import flush_log, read_log_end, read_visible
 from headrace.connectors.postgresql.connection import connect, translated
-from headrace.connectors.postgresql.seam import Visible, full_xid
 from headrace.connectors.postgresql.snapshot import Followed, check_size, chunk_key, next_bound, read_chunk
 from headrace.connectors.postgresql.splits import Key, LogSplit, Seam, Seen, TableSeam
+from headrace.connectors.postgresql.visible import Visible, full_xid
 from headrace.connectors.postgresql.waiting import SlowWait
 
 log = logging.getLogger(__name__)
@@ -149,8 +149,7 @@ class AddedTables:
             names = ", ".join(each.table.full_name for each in missing)
             self._settling, self._wait = Settling(), SlowWait(f"the rows of {names} are read")
         with self._asking("waiting for transactions") as connection:
-            (seen,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",)
-            may_read = self._settling.step(Visible.parsed(seen), split.position.lsn, _Asked(connection))
+            may_read = self._settling.step(read_visible(connection), split.position.lsn, _Asked(connection))
             if self._settling.waits_for_transactions:
                 self._wait.check(connection)
             return may_read

@@ -16,6 +16,7 @@ from psycopg import Connection, sql
 from headrace.connectors.postgresql.columns import Names
 from headrace.connectors.postgresql.replication import lsn_text
 from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
+from headrace.connectors.postgresql.visible import Visible
 from headrace.enumerator.errors import UsageError
 
 DEFAULT_PUBLICATION = "headrace"
@@ -60,6 +61,12 @@ def read_log_end(connection: Connection) -> int:
     """The LSN behind all that was written to the log so far."""
     (lsn,) = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone() or (0,)
     return int(lsn)
+
+
+def read_visible(connection: Connection) -> Visible:
+    """Whose effects are seen now, or by the transaction that the connection is in."""
+    (seen,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",)
+    return Visible.parsed(seen)
 
 
 def flush_log(connection: Connection) -> None:
@@ -314,7 +321,7 @@ def read_tables(connection: Connection, oids: Collection[int], published: Mappin
         tables[oid] = PgTable(
             *(oid, schema, name, kept, _IDENTITIES[replident], key, is_partitioned, bool(is_deferrable)),
             identity_is_published=in_log.issuperset(in_key),
-            names=_by_number(read),
+            names=_by_number(read, last=max(names, default=0)),
         )
     return tables
 
@@ -322,11 +329,12 @@ def read_tables(connection: Connection, oids: Collection[int], published: Mappin
 def read_names(connection: Connection, oids: Collection[int]) -> dict[int, Names]:
     """Of all columns of these tables, as they are now; none of a table that is gone."""
     columns = _columns(connection, oids)
-    return {oid: _by_number({column.number: column.name for column in columns.get(oid, ())}) for oid in oids}
+    named = ((oid, {column.number: column.name for column in columns.get(oid, ())}) for oid in oids)
+    return {oid: _by_number(names, last=max(names, default=0)) for oid, names in named}
 
 
-def _by_number(names: Mapping[int, str]) -> Names:
-    return tuple(names.get(number) for number in range(1, max(names, default=0) + 1))
+def _by_number(names: Mapping[int, str], last: int) -> Names:
+    return tuple(names.get(number) for number in range(1, last + 1))
 
 
 class _Attribute(NamedTuple):

@@ -35,13 +35,17 @@ class NamesSum(NamedTuple):
         before, added = names[: self.last], names[self.last :]
         now = NamesSum.of(before)
         gone = now.unnamed - self.unnamed
-        if now.last < self.last or gone < 0:
+        if now.last < self.last:
             return True
         if gone == 1:
             places = [place for place, name in enumerate(before) if name is None]
             back = ((*before[:place], name, *before[place + 1 :]) for place in places for name in added)
             return all(NamesSum.of(each) != self for each in back)
-        return not added if gone else now == self
+        return not any(added) if gone else now == self
+
+    def lacks_one_of(self, names: Names) -> bool:
+        """Whether a column is read now that was there then, and was not."""
+        return names[: self.last].count(None) < self.unnamed
 
 
 def check_sum(table: str, known: NamesSum | None, now: Names) -> None:
@@ -49,6 +53,8 @@ def check_sum(table: str, known: NamesSum | None, now: Names) -> None:
 
     `known`: None in checkpoints of headrace before it was kept.
     """
+    if known is not None and known.lacks_one_of(now):
+        raise _unread(table, "a column")
     if known is not None and not known.may_be_of(now):
         raise UsageError(
             f"a column of {table} was renamed, or dropped and (as far as is known) created again, since its snapshot started: "
@@ -70,6 +76,34 @@ def check_names(table: str, known: Names, now: Names) -> None:
             f"a column of {table} was dropped and created again ({again}), and what was read has its old values, which the log "
             f"does not clear: rename the new one, or {NEW_SNAPSHOT}"
         )
+
+
+def check_known(table: str, known: Names, now: Names) -> None:
+    """Raise UsageError where columns were added. `now`: all that there are."""
+    if added := ", ".join(name for name in now[len(known) :] if name is not None):
+        raise changed(table, f"columns added: {added}")
+
+
+def changed(table: str, difference: str) -> UsageError:
+    """The error for a table with other columns than the source knows."""
+    return UsageError(
+        f"the table {table} has changed: {difference}. Start again, with a new ChangesSource where it is the same process, to "
+        "read it with its new columns"
+    )
+
+
+def check_read(table: str, known: Names, now: Names) -> None:
+    """Raise UsageError where a column is read that was there before, and was not: one that was generated is plain now."""
+    found = [new for old, new in zip(known, now, strict=False) if new is not None and old is None and new not in known]
+    if found:
+        raise _unread(table, ", ".join(found))
+
+
+def _unread(table: str, columns: str) -> UsageError:
+    return UsageError(
+        f"the log has {columns} of {table} now, and had not before, as it has none that is generated: what was read lacks its "
+        f"values, so {NEW_SNAPSHOT}"
+    )
 
 
 def with_dropped(known: Names, now: Names) -> Names:

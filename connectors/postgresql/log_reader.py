@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.postgresql.added import AddedTables, partly_read
-from headrace.connectors.postgresql.columns import Names, check_names, with_dropped
+from headrace.connectors.postgresql.columns import Names, check_names, check_read, with_dropped
 from headrace.connectors.postgresql.connection import connect, translated
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.pgoutput import Decoded, Decoder, LoggedChanges, LoggedRelation
@@ -282,7 +282,7 @@ def check_tables(rows: OneTableRows, split: LogSplit) -> dict[int, Names]:
     """The names of columns to keep, by the tables' oids.
 
     Raises DataLossError for a table that was created again, UsageError for one that was named otherwise when it was read: the
-    seam is by names. UsageError also for a table of which a column was, or was created again.
+    seam is by names. UsageError also for a table of which a column was, or was created again, or is read now and was not.
     """
     names = {}
     read, seam = dict(split.tables or ()), dict(split.seam.tables if split.seam else ())
@@ -301,6 +301,7 @@ def check_tables(rows: OneTableRows, split: LogSplit) -> dict[int, Names]:
         if split.has_rows_of(oid) or partly_read(split, name) is not None:
             known = columns.get(oid, ())
             check_names(name, known, each.table.names)
+            check_read(name, known, each.table.names)
             names[oid] = with_dropped(known, each.table.names)
         else:
             names[oid] = each.table.names

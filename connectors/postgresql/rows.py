@@ -13,9 +13,11 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.postgresql.columns import changed
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE, LoggedChanges, LoggedRelation, Tuples
 from headrace.connectors.postgresql.types import OutOfRange, PgColumn, PgTable, arrow_array, arrow_type
+from headrace.connectors.postgresql.visible import Visible, full_xid
 from headrace.enumerator.errors import CorruptDataError, DataLossError, UsageError
 
 SNAPSHOT = "snapshot"
@@ -42,12 +44,12 @@ METADATA = (*(field.name for field in _SYSTEM), _BEFORE)
 class TableRows:
     """Rows of one table. Raises UsageError for a column that no Arrow type holds, or that is named as our columns.
 
-    `known_at`: the LSN at which the table had these columns. Changes before it may be of other columns, as `changes` says.
+    `known`: the transactions whose alterations these columns have. Their changes may be of other columns, as `changes` says.
     """
 
-    def __init__(self, table: PgTable, out_of_range: OutOfRange = "error", known_at: int = 0) -> None:
+    def __init__(self, table: PgTable, out_of_range: OutOfRange = "error", known: Visible | None = None) -> None:
         self.table = table
-        self._known_at = known_at
+        self._known = known
         self._out_of_range = out_of_range
         self.values: pa.StructType = pa.struct([pa.field(column.name, arrow_type(column)) for column in table.columns])
         ours = {*METADATA}
@@ -136,7 +138,7 @@ class TableRows:
         difference = difference_of(self.table, changes.relation)
         if difference is None:
             return None
-        is_older = pc.max(changes.lsns).as_py() <= self._known_at
+        is_older = self._is_older(changes)
         known = [column.name for column in self.table.columns]
         found = [column.name for column in changes.relation.columns]
         both = {*known} & {*found}
@@ -155,10 +157,13 @@ class TableRows:
                 f"the table {self.table.full_name} has changed: {difference}. A copy by the old one keeps rows that are gone: "
                 f"{NEW_SNAPSHOT}"
             )
-        raise UsageError(
-            f"the table {self.table.full_name} has changed: {difference}. Start again, with a new ChangesSource "
-            "where it is the same process, to read it with its new columns"
-        )
+        raise changed(self.table.full_name, difference)
+
+    def _is_older(self, changes: LoggedChanges) -> bool:
+        """Whether all are of transactions whose columns are known: one that was open then is before it in the log, too."""
+        known = self._known
+        xids = changes.xids.unique().to_pylist()
+        return known is not None and all(known.sees(full_xid(xid, known.xmax)) for xid in xids)
 
     def _check_old_rows(self, changes: LoggedChanges) -> None:
         """Raise DataLossError where the log lacks an old row's key, or may: it does not say in which partition a change is."""

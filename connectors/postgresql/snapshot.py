@@ -13,10 +13,11 @@ import pyarrow.csv as pc
 from psycopg import sql
 
 from headrace.connectors.postgresql.catalog import PublicationOptions, flush_log, read_log_end, read_names
-from headrace.connectors.postgresql.columns import check_names
+from headrace.connectors.postgresql.columns import check_known, check_names
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.splits import Key, Seen, TableSeam
 from headrace.connectors.postgresql.types import PgColumn, PgTable
+from headrace.connectors.postgresql.visible import Visible
 from headrace.enumerator.errors import DataLossError, UsageError
 
 _ROWS = "t"
@@ -39,7 +40,8 @@ _OPERATORS = """
 class Followed:
     """A table as its publication has it. `row_filter`: the condition that its rows and changes have to meet, as SQL.
 
-    `known_at`: where the log was when its columns were asked for. `published_by`: as of `PublishedTable`.
+    `known_at`: where the log was when its columns were asked for; `known`: whose changes of them are among these.
+    `published_by`: as of `PublishedTable`.
     `has_old_rows`: whether updates or deletes are published. `options`: of the publication.
     """
 
@@ -47,6 +49,7 @@ class Followed:
     row_filter: str | None
     is_partitioned: bool
     known_at: int
+    known: Visible
     published_by: tuple[int, ...] = ()
     has_old_rows: bool = True
     options: PublicationOptions | None = None
@@ -109,7 +112,7 @@ def read_chunk(
     """The texts of the published columns of a chunk's rows, and what the chunk has seen. The connection is in autocommit.
 
     What it has seen is on the server's disk when this returns, as a crash would undo it. Raises DataLossError for a table that
-    was created again, UsageError for one with a column that was renamed.
+    was created again, UsageError for one with a column that was renamed or added: the rows lack what it has in them.
     """
     table = followed.table
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.columns)
@@ -120,7 +123,9 @@ def read_chunk(
     seen = None
     while seen is None:
         data, seen = _read_once(connection, table, rows)
-    check_names(table.full_name, table.names, read_names(connection, [table.oid])[table.oid])
+    names = read_names(connection, [table.oid])[table.oid]
+    check_names(table.full_name, table.names, names)
+    check_known(table.full_name, table.names, names)
     flush_log(connection)
     return _texts(data, [column.name for column in table.columns]), seen
 

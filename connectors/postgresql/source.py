@@ -159,8 +159,7 @@ class ChangesSource(StagedSource[ChangesSplit]):
 
     def rows(self) -> OneTableRows:
         """What makes rows of the tables, with all columns about changes."""
-        known_at = min(followed.known_at for followed in self.followed)
-        rows = [TableRows(followed.table, self.out_of_range, known_at) for followed in self.followed]
+        rows = [TableRows(followed.table, self.out_of_range, followed.known) for followed in self.followed]
         return SeveralTablesRows(rows) if self._has_several else OneTableRows(rows[0])
 
     @property
@@ -267,6 +266,7 @@ def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[
         if any(pattern.matches(table.schema, table.name) for pattern in patterns)
     }
     known_at = catalog.read_log_end(connection)  # first: what changes a table later is not before it
+    known = catalog.read_visible(connection)
     tables = catalog.read_tables(connection, published, publication.columns())
     partitions = catalog.read_partitions(connection, published)
     if names := unlogged(partitions):
@@ -276,7 +276,7 @@ def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[
         raise UsageError(refusal)
     found = (
         Followed(
-            *(tables[oid], each.row_filter, tables[oid].is_partitioned, known_at, each.published_by),
+            *(tables[oid], each.row_filter, tables[oid].is_partitioned, known_at, known, each.published_by),
             *(has_old_rows, publication.options),
         )
         for oid, each in published.items()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from headrace.connectors.postgresql.added import Settling, partly_read, with_chunk
-from headrace.connectors.postgresql.seam import SeamFilter, Visible
+from headrace.connectors.postgresql.seam import SeamFilter
 from headrace.connectors.postgresql.splits import (
     ChangesSplitSerializer,
     ChunkSplit,
@@ -32,6 +32,7 @@ from headrace.connectors.postgresql.splits import (
     seam_of,
 )
 from headrace.connectors.postgresql.stages import LogStage
+from headrace.connectors.postgresql.visible import Visible
 from tests.simulation.search import Adversary
 
 TABLE = "public.t"

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -801,6 +801,64 @@ def test_a_table_that_is_altered_is_read_on_after_a_restart(url: str) -> None:
         (9001, "between", 1),
         (9002, "after", 2),
     ]
+
+
+def test_what_a_transaction_writes_that_was_open_at_a_start_is_read_with_the_columns_that_it_has_added(url: str) -> None:
+    """Regression: its changes are before that start in the log, so they were taken for older ones, without the column."""
+    with EmbeddedRun(source_of(url), clock=time.monotonic) as run:
+        state = state_of_log(run)
+    migration, started = psycopg.connect(url), threading.Event()
+    migration.execute("ALTER TABLE public.orders ADD more text")
+    migration.execute("UPDATE public.orders SET more = 'written' WHERE id = 1")
+
+    def end() -> None:
+        """Some releases of the server have a start wait for it."""
+        while not (started.wait(0.05) or psql(url, "SELECT FROM pg_locks WHERE NOT granted")):
+            pass
+        migration.commit()
+
+    found: list[dict[str, Any]] = []
+    with ThreadPoolExecutor() as threads, closing(migration):
+        ended = threads.submit(end)
+        while not found:
+            with suppress(UsageError), EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
+                started.set()
+                ended.result(60.0)
+                found = read_some(run, 1)
+    assert [(row["id"], row["more"]) for row in found] == [(1, "written")]
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["ahead of the first chunk", "between two"])
+def test_a_column_that_is_added_while_chunks_are_read_ends_the_job(url: str, is_first: bool) -> None:
+    """Regression: a chunk without it counted as having what was written into it by then, and the log's change was dropped."""
+    source, copy = source_of(url, chunk_rows=1000), dict[int, str]()
+
+    def read(run: EmbeddedRun[Any], count: int) -> None:
+        copy.update({row["id"]: row["more"] for row in read_some(run, count) if "more" in row})
+
+    with EmbeddedRun(source, clock=time.monotonic) as run:
+        read_some(run, 0 if is_first else 1000)
+        state = run.checkpoint()
+        psql(url, "ALTER TABLE public.orders ADD more text", "UPDATE public.orders SET more = 'written' WHERE id IN (1, 2999)")
+        with pytest.raises(UsageError, match=r"has changed: columns added: more.* Start again"):
+            read_some(run, 1)
+    with EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
+        read(run, 3000 if is_first else 2001)
+    assert (copy[1], copy[2999]) == ("written", "written")
+
+
+@pytest.mark.parametrize("in_log", [True, False], ids=["in the log", "in the chunks"])
+def test_a_generated_column_that_is_plain_now_is_refused(url: str, in_log: bool) -> None:
+    """Regression: it was null in all rows that were read before."""
+    psql(url, "ALTER TABLE public.orders ADD twice int GENERATED ALWAYS AS (id * 2) STORED")
+    with EmbeddedRun(source_of(url, chunk_rows=1000), clock=time.monotonic) as run:
+        state = state_of_log(run) if in_log else run.checkpoint()
+    psql(url, "ALTER TABLE public.orders ALTER twice DROP EXPRESSION", "UPDATE public.orders SET twice = 3 WHERE id = 1")
+    with (
+        pytest.raises(UsageError, match=r"the log has (twice|a column) of public.orders now.* take a new snapshot"),
+        EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run,
+    ):
+        read_some(run, 1)
 
 
 SWAPPED = (

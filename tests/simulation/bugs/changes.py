@@ -7,9 +7,10 @@ import numpy as np
 
 from headrace.connectors.postgresql import splits as splits_module
 from headrace.connectors.postgresql.added import Settling
-from headrace.connectors.postgresql.seam import SeamFilter, Visible
+from headrace.connectors.postgresql.seam import SeamFilter
 from headrace.connectors.postgresql.splits import LogSplit, Seen
 from headrace.connectors.postgresql.stages import LogStage
+from headrace.connectors.postgresql.visible import Visible
 from tests.simulation import changes as simulation
 from tests.simulation.bugs.injecting import bugs_of, instead_of
 from tests.simulation.changes import AddedSimulation, ChangesSimulation

@@ -2,7 +2,15 @@
 
 import pytest
 
-from headrace.connectors.postgresql.columns import Names, NamesSum, check_names, check_sum, with_dropped
+from headrace.connectors.postgresql.columns import (
+    Names,
+    NamesSum,
+    check_known,
+    check_names,
+    check_read,
+    check_sum,
+    with_dropped,
+)
 from headrace.errors import UsageError
 
 KNOWN: Names = ("id", None, "a", "b")
@@ -21,12 +29,29 @@ def test_a_column_whose_number_has_another_name_was_renamed(now: Names) -> None:
 
 @pytest.mark.parametrize(
     "now",
-    [KNOWN, (*KNOWN, "c"), ("id", None, None, "b"), ("id", None, "a"), ("id", None, None, "b", "c"), ("id", "other", "a", "b")],
-    ids=["same", "added", "dropped", "last one dropped", "one dropped and one added", "published"],
+    [KNOWN, (*KNOWN, "c"), ("id", None, None, "b"), ("id", None, "a"), ("id", None, None, "b", "c")],
+    ids=["same", "added", "dropped", "last one dropped", "one dropped and one added"],
 )
 def test_other_changes_of_a_tables_columns_rename_none(now: Names) -> None:
     check_names("public.t", KNOWN, now)
+    check_read("public.t", KNOWN, now)
     check_sum("public.t", NamesSum.of(KNOWN), now)
+
+
+def test_a_column_that_was_there_and_is_read_only_now_is_refused() -> None:
+    """Regression: one that was generated, and is plain, was null in all rows that were read before."""
+    now = ("id", "other", "a", "b")
+    check_names("public.t", KNOWN, now)  # all that there are are compared so, too
+    with pytest.raises(UsageError, match=r"has other of public.t now, and had not before, .*take a new snapshot"):
+        check_read("public.t", KNOWN, now)
+    with pytest.raises(UsageError, match=r"has a column of public.t now, and had not before"):
+        check_sum("public.t", NamesSum.of(KNOWN), now)
+
+
+def test_added_columns_are_no_part_of_what_is_read() -> None:
+    check_known("public.t", KNOWN, ("id", "generated", None, "b"))
+    with pytest.raises(UsageError, match=r"public.t has changed: columns added: c. Start again"):
+        check_known("public.t", KNOWN, (*KNOWN, None, "c"))
 
 
 @pytest.mark.parametrize("now", [("id", None, None, "b", "a"), ("id", None, "a", None, "c", "b")], ids=["in between", "last"])

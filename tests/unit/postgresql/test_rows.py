@@ -14,11 +14,14 @@ from headrace.connectors.postgresql import rows as rows_module
 from headrace.connectors.postgresql.pgoutput import Decoder, LoggedChanges
 from headrace.connectors.postgresql.rows import SeveralTablesRows, TableRows
 from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
+from headrace.connectors.postgresql.visible import Visible
 from headrace.enumerator.errors import CorruptDataError, DataLossError, UsageError
 from tests.helpers.pgoutput import COLUMNS, LSN, OID, XID, commit, delete, insert, relation, start, truncate, update
 
 IDENTITIES = {"default": "d", "full": "f", "keys of partitions": "f"}
 """The last one is that of a root whose partitions have their keys."""
+BY_NOW = Visible(XID + 1, XID + 1, ())
+"""A snapshot that sees the transaction."""
 SYSTEM = ["_op", "_lsn", "_xid", "_committed_at", "_table", "_unchanged", "_before"]
 
 
@@ -139,8 +142,16 @@ def test_changes_of_a_table_that_was_altered_are_refused(columns, said):
 )
 def test_changes_of_before_a_table_was_altered_are_rows_of_it_as_it_is(columns, values, row):
     (batch,) = Decoder().decode([start(), relation(columns), insert(*values), commit()])
-    (found,) = TableRows(table(), known_at=LSN).changes(batch.changes[0]).to_pylist()
+    (found,) = TableRows(table(), known=BY_NOW).changes(batch.changes[0]).to_pylist()
     assert short(found) == ("insert", row, [], None)
+
+
+@pytest.mark.parametrize("known", [Visible(XID, XID + 2, (XID,)), Visible(XID, XID, ())], ids=["open", "later"])
+def test_changes_of_a_transaction_that_is_not_known_by_then_are_not_taken_for_older_ones(known):
+    """Regression: of one that was open at the start, values in its new column were lost."""
+    (batch,) = Decoder().decode([start(), relation([*COLUMNS, ("more", 25, False)]), insert(b"1", b"a", b"b", b"c"), commit()])
+    with pytest.raises(UsageError, match=r"public.items has changed: columns added: more. Start again"):
+        TableRows(table(), known=known).changes(batch.changes[0])
 
 
 def test_changes_of_before_a_table_had_its_key_end_the_job_if_their_old_rows_lack_it():
@@ -148,10 +159,10 @@ def test_changes_of_before_a_table_had_its_key_end_the_job_if_their_old_rows_lac
     by_name = relation([("id", 23, False), ("name", 25, True), COLUMNS[2]])
     (batch,) = Decoder().decode([start(), by_name, update((b"2", b"a", b"b")), commit()])
     with pytest.raises(UsageError, match=r"another key: name, and no longer id. A copy by the old one keeps rows"):
-        TableRows(table(), known_at=LSN).changes(batch.changes[0])
+        TableRows(table(), known=BY_NOW).changes(batch.changes[0])
     by_both = relation([COLUMNS[0], ("name", 25, True), COLUMNS[2]])
     (batch,) = Decoder().decode([start(), by_both, update((b"2", b"a", b"b"), (b"1", b"a", None)), commit()])
-    found = TableRows(table(), known_at=LSN).changes(batch.changes[0]).to_pylist()
+    found = TableRows(table(), known=BY_NOW).changes(batch.changes[0]).to_pylist()
     assert [(row["_op"], row["id"]) for row in found] == [("delete", 1), ("insert", 2)]
 
 
@@ -162,19 +173,19 @@ def test_a_key_that_was_an_indexs_is_that_of_a_full_row_too():
 
 
 @pytest.mark.parametrize(
-    ("columns", "known_at"),
+    ("columns", "known"),
     [
-        ([COLUMNS[0], COLUMNS[1], ("renamed", 25, False)], LSN),
-        ([COLUMNS[0], COLUMNS[2], COLUMNS[1]], LSN),
-        ([COLUMNS[0], COLUMNS[2], COLUMNS[1]], 0),
-        ([COLUMNS[0], COLUMNS[2], COLUMNS[1], ("more", 25, False)], LSN),
+        ([COLUMNS[0], COLUMNS[1], ("renamed", 25, False)], BY_NOW),
+        ([COLUMNS[0], COLUMNS[2], COLUMNS[1]], BY_NOW),
+        ([COLUMNS[0], COLUMNS[2], COLUMNS[1]], None),
+        ([COLUMNS[0], COLUMNS[2], COLUMNS[1], ("more", 25, False)], BY_NOW),
     ],
     ids=["another name", "names that were swapped", "swapped while it is read", "a column that was dropped and added again"],
 )
-def test_a_column_that_may_have_been_renamed_is_refused(columns, known_at):
+def test_a_column_that_may_have_been_renamed_is_refused(columns, known):
     (batch,) = Decoder().decode([start(), relation(columns), insert(*[b"1", b"a", b"b", b"c"][: len(columns)]), commit()])
     with pytest.raises(UsageError, match=r"One that was renamed cannot be found: take a new snapshot"):
-        TableRows(table(), known_at=known_at).changes(batch.changes[0])
+        TableRows(table(), known=known).changes(batch.changes[0])
 
 
 def test_values_of_before_that_are_none_of_a_columns_type_now_end_the_job():
@@ -182,10 +193,10 @@ def test_values_of_before_that_are_none_of_a_columns_type_now_end_the_job():
     described = relation([("id", 25, True), *COLUMNS[1:]])
     (batch,) = Decoder().decode([start(), described, insert(b"one", b"a", b"b"), commit()])
     with pytest.raises(UsageError, match=r"before it was altered \(columns of another type: id\): .* So take a new snapshot"):
-        TableRows(table(), known_at=LSN).changes(batch.changes[0])
+        TableRows(table(), known=BY_NOW).changes(batch.changes[0])
     (batch,) = Decoder().decode([start(), relation(), insert(b"one", b"a", b"b"), commit()])
     with pytest.raises(CorruptDataError, match="'one'"):
-        TableRows(table(), known_at=LSN).changes(batch.changes[0])
+        TableRows(table(), known=BY_NOW).changes(batch.changes[0])
 
 
 def test_an_update_that_changes_a_deferrable_key_is_refused():
