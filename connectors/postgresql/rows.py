@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.postgresql.columns import changed
+from headrace.connectors.postgresql.columns import Names, changed
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE, LoggedChanges, LoggedRelation, Tuples
 from headrace.connectors.postgresql.types import OutOfRange, PgColumn, PgTable, arrow_array, arrow_type
@@ -50,6 +50,7 @@ class TableRows:
     def __init__(self, table: PgTable, out_of_range: OutOfRange = "error", known: Visible | None = None) -> None:
         self.table = table
         self._known = known
+        self._every = tuple(column.name for column in table.columns)
         self._out_of_range = out_of_range
         self.values: pa.StructType = pa.struct([pa.field(column.name, arrow_type(column)) for column in table.columns])
         ours = {*METADATA}
@@ -61,6 +62,10 @@ class TableRows:
         if not table.columns:
             raise UsageError(f"the table {table.full_name} has no columns, and so no values: leave it out of the tables")
         self.schema: pa.Schema = pa.schema([*_SYSTEM, pa.field(_BEFORE, self.values), *self.values])
+
+    def know_dropped(self, names: Names) -> None:
+        """These are the names of all columns that were read, by their numbers, with dropped ones. None of them was renamed."""
+        self._every = tuple(name for name in names if name is not None)
 
     def changes(self, changes: LoggedChanges) -> pa.RecordBatch:
         """Rows of the changes, in their order.
@@ -141,9 +146,8 @@ class TableRows:
         is_older = self._is_older(changes)
         known = [column.name for column in self.table.columns]
         found = [column.name for column in changes.relation.columns]
-        both = {*known} & {*found}
-        is_moved = [name for name in known if name in both] != [name for name in found if name in both]
-        may_be_renamed = is_moved or bool({*known} - both and {*found} - both)
+        is_moved = [name for name in self._every if name in found] != [name for name in found if name in self._every]
+        may_be_renamed = is_moved or bool({*known}.difference(found) and {*found}.difference(self._every))
         loses_old_rows = self._loses_old_rows(changes, is_older=is_older)
         if is_older and not may_be_renamed and not loses_old_rows:
             return difference

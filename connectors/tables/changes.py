@@ -135,9 +135,11 @@ def last_of_each_key(changes: Changes, staged: pa.Table, where: str) -> tuple[pa
     """
     order = [*(f"{_SEQUENCE}{at}" for at in range(len(changes.sequence))), _CHANGE]
     rows = staged.append_column(_CHANGE, pc.is_valid(staged[_DELETED])).sort_by([(name, "ascending") for name in order])
-    keys = rows.select([*changes.keys, _CHANGE]).append_column(_ROW, row_numbers(rows.num_rows))
-    groups = keys.group_by(list(changes.keys), use_threads=False).aggregate([(_ROW, "max"), (_CHANGE, "sum")])
-    twice = groups.filter(pc.greater(groups[f"{_CHANGE}_sum"], 1)).select(changes.keys)
+    names = _numbered(changes.keys)
+    keys = rows.select([*changes.keys, _CHANGE]).rename_columns([*names, _CHANGE])
+    keys = keys.append_column(_ROW, row_numbers(rows.num_rows))
+    groups = keys.group_by(names, use_threads=False).aggregate([(_ROW, "max"), (_CHANGE, "sum")])
+    twice = groups.filter(pc.greater(groups[f"{_CHANGE}_sum"], 1)).select(names).rename_columns(changes.keys)
     if not changes.sequence and twice.num_rows:
         (first,) = twice.slice(0, 1).to_pylist()
         raise UsageError(f"{where}: {first} has more than one change in an epoch, and no sequence states which is the last")
@@ -149,10 +151,19 @@ def last_of_each_key(changes: Changes, staged: pa.Table, where: str) -> tuple[pa
 
 def without_keys(rows: pa.Table, keys: pa.Table) -> pa.Table:
     """The rows that have none of these keys, in their order."""
-    names = keys.column_names
-    numbered = rows.select(names).append_column(_ROW, row_numbers(rows.num_rows))
-    kept = numbered.join(keys.cast(pa.schema([numbered.schema.field(name) for name in names])), names, join_type="left anti")
+    names = _numbered(keys.column_names)
+    own = rows.select(keys.column_names)
+    kept = (
+        own.rename_columns(names)
+        .append_column(_ROW, row_numbers(rows.num_rows))
+        .join(keys.cast(own.schema).rename_columns(names), names, join_type="left anti")
+    )
     return rows if kept.num_rows == rows.num_rows else rows.take(kept[_ROW].sort())
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Arrow takes a name that starts with a dot for a path."""
+    return [str(at) for at in range(len(names))]
 
 
 def _can_be_key(kind: pa.DataType) -> bool:

@@ -51,7 +51,8 @@ def _table_type(kind: pa.DataType, own: OwnType) -> pa.DataType | None:
     if types.is_timestamp(kind):
         return pa.timestamp("us", tz=None if kind.tz is None else "UTC")
     if types.is_decimal(kind):
-        return pa.decimal128(kind.precision, kind.scale) if kind.precision <= _MOST_DIGITS and kind.scale >= 0 else None
+        is_had = kind.precision <= _MOST_DIGITS and 0 <= kind.scale <= kind.precision
+        return pa.decimal128(kind.precision, kind.scale) if is_had else None
     if types.is_fixed_size_binary(kind) or types.is_time(kind) or isinstance(kind, pa.UuidType):
         return own(kind)
     return kind if any(is_kind(kind) for is_kind in _AS_THEY_ARE) else None

@@ -36,6 +36,7 @@ from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
 from headrace.connectors.tables.metadata_folder import jobs_in, refused_by_store
 from headrace.connectors.tables.rows import (
+    as_now,
     can_partition,
     check_columns,
     check_no_twins,
@@ -412,7 +413,7 @@ class _DeltaFile(TableFile):
         check_spelling(
             self._fragment.physical_schema, self._stored, f"headrace cannot replace rows of the file {self.path!r}: it"
         )
-        return self._fragment.to_table(schema=self._schema).cast(self._wanted)
+        return as_now(self._fragment.to_table(schema=self._schema), self._wanted, self.path)
 
     def check_removable(self) -> None:
         """`deltalake` writes paths in one way; a removal that another writer's path does not match removes nothing."""

@@ -51,12 +51,12 @@ class TableHandle:
 
 
 def kind_of(field: pa.Field) -> str:
-    """What a column is, by its type, and by the ids by which a table knows it and its parts, if that has any (Iceberg).
+    """What a column is, by its type, whether it may be null, and the ids by which a table knows it and its parts (Iceberg).
 
     Another column of the same name and type, as after it was dropped and added again, is of another kind.
     """
-    ids = ", ".join(_ids(field))
-    return f"{field.type} ({ids})" if ids else str(field.type)
+    kind, ids = str(field.type) + ("" if field.nullable else " not null"), ", ".join(_ids(field))
+    return f"{kind} ({ids})" if ids else kind
 
 
 def _ids(field: pa.Field) -> Iterator[str]:

@@ -47,7 +47,7 @@ from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.iceberg_files import files_of, read_as_it_is
 from headrace.connectors.tables.iceberg_partitions import TablePartition
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
-from headrace.connectors.tables.rows import check_columns
+from headrace.connectors.tables.rows import as_now, check_columns
 from headrace.connectors.tables.sink import OpenTableSink
 from headrace.connectors.tables.statistics import Measures, has_bounds
 from headrace.enumerator.errors import HeadraceError, PeerError, RetriableError, UsageError
@@ -365,7 +365,7 @@ class _IcebergFile(TableFile):
         self._table, self.task, self._wanted = table, task, wanted
 
     def read(self) -> pa.Table:
-        return read_as_it_is(self._table, self.task).cast(self._wanted)
+        return as_now(read_as_it_is(self._table, self.task), self._wanted, self.task.file.file_path)
 
     def check_removable(self) -> None:
         """The library needs the columns of the partitioning that the file has."""

@@ -139,6 +139,17 @@ def new_columns(rows: pa.Schema, table: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(nullable=True) for field in rows if field.name not in table.names])
 
 
+def as_now(rows: pa.Table, schema: pa.Schema, path: str) -> pa.Table:
+    """Rows of a file as the table has them now. Raises UsageError where they have nulls that it no longer allows."""
+    try:
+        return rows.cast(schema)
+    except ValueError as error:
+        raise UsageError(
+            f"headrace cannot replace rows of the file {path!r}, which does not fit the table: {error}. Alter the table, or "
+            "let the engine that has altered it change the file"
+        ) from error
+
+
 def completed(rows: _Rows, schema: pa.Schema) -> _Rows:
     """The columns of this schema; those that the rows do not have are null."""
     names = frozenset(rows.schema.names)

@@ -974,6 +974,17 @@ def test_an_upsert_gives_the_numbers_that_the_database_would_give(server):
     assert rig.rows() == [(7, "b7")]
 
 
+def test_an_upsert_of_numbers_that_the_database_always_gives_is_refused_outside_the_key(server):
+    """Regression: the rows were accepted, and PostgreSQL refused the statement."""
+    rig = SqlRig(server("postgresql").url)
+    rig.create("id BIGINT GENERATED ALWAYS AS IDENTITY, name VARCHAR(100) PRIMARY KEY")
+    sink = UpsertSink(rig.url, rig.table, ("name",))
+    with pytest.raises(errors.UsageError, match=r"column 'id' of table .* is GENERATED ALWAYS AS IDENTITY"):
+        sink.check_rows(pa.schema([("id", pa.int64()), ("name", pa.string())]))
+    write_all(sink, Attempt("q", 0, 0, 0), pa.record_batch({"name": ["a"]}))
+    assert rig.rows() == [(1, "a")]
+
+
 def test_an_upsert_without_a_unique_key_is_refused(any_rig):
     any_rig.create("id BIGINT UNIQUE, name VARCHAR(100)")
     with pytest.raises(errors.UsageError, match="no unique key"):

@@ -188,6 +188,20 @@ def test_a_column_that_may_have_been_renamed_is_refused(columns, known):
         TableRows(table(), known=known).changes(batch.changes[0])
 
 
+def test_one_column_dropped_and_one_added_while_changes_are_unread_are_known_by_their_numbers():
+    """Regression: it was taken for a renaming, and a new snapshot was asked for, at each start."""
+    rows = TableRows(table(), known=BY_NOW)
+    rows.know_dropped(("id", "name", "old", "data"))
+    described = relation([COLUMNS[0], COLUMNS[1], ("old", 25, False)])
+    (batch,) = Decoder().decode([start(), described, insert(b"1", b"a", b"b"), commit()])
+    (found,) = rows.changes(batch.changes[0]).to_pylist()
+    assert short(found) == ("insert", (1, "a", None), [], None)
+    for columns in ([COLUMNS[0], COLUMNS[1], ("other", 25, False)], [COLUMNS[0], ("old", 25, False), COLUMNS[1]]):
+        (batch,) = Decoder().decode([start(), relation(columns), insert(b"1", b"a", b"b"), commit()])
+        with pytest.raises(UsageError, match=r"One that was renamed cannot be found: take a new snapshot"):
+            rows.changes(batch.changes[0])
+
+
 def test_values_of_before_that_are_none_of_a_columns_type_now_end_the_job():
     """They will never be others: it would be started again for ever."""
     described = relation([("id", 25, True), *COLUMNS[1:]])

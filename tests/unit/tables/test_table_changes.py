@@ -786,3 +786,54 @@ def test_a_rival_that_adds_the_same_columns_at_the_same_time_is_no_failure(tmp_p
     TableCommitter(WatchedLog(sink.log(), around), "schema", "the table").widen(lambda table: new_columns(WIDE, table))
     assert rivals == [1]
     assert sorted(rows_of(kind, tmp_path).column_names) == ["extra", "id", "name", "tags"]
+
+
+def make_required(kind: str, folder: Path, name: str) -> None:
+    """Another tool does, which finds no null in the column (Delta: as Spark's SET NOT NULL writes it)."""
+    if kind == "iceberg":
+        with iceberg_table(str(folder)).update_schema(allow_incompatible_changes=True) as update:
+            update.update_column(name, required=True)
+        return
+    logged = sorted((folder / "table" / "_delta_log").glob("*.json"))
+    actions = (json.loads(line) for path in logged for line in path.read_text().splitlines())
+    *_, described = (action for action in actions if "metaData" in action)
+    schema = json.loads(described["metaData"]["schemaString"])
+    next(field for field in schema["fields"] if field["name"] == name)["nullable"] = False
+    described["metaData"]["schemaString"] = json.dumps(schema)
+    logged[0].with_name(f"{len(logged):020d}.json").write_text(json.dumps(described))
+
+
+@KINDS
+def test_files_with_nulls_are_not_committed_into_a_column_that_is_required_by_then(tmp_path, kind):
+    sink, rows = sink_of(kind, tmp_path), pa.RecordBatch.from_pylist([{"id": 1, "name": None}], schema=NARROW)
+    sink.create_table(NARROW)
+    handle = prepared_rows(sink, 0, 0, rows)
+    make_required(kind, tmp_path, "name")
+    with pytest.raises(PeerError, match=r"has changed since the files were written \(name\): write the epoch again"):
+        driver(sink).commit(0, (handle,))
+    with pytest.raises(UsageError, match="'name' of the table must not be null"):
+        prepared_rows(sink, 0, 0, rows)
+
+
+@KINDS
+def test_a_file_with_nulls_in_a_column_that_is_required_now_is_named_by_a_merge(tmp_path, kind):
+    """Regression: it was Arrow's error, which named no file."""
+    sink_of(kind, tmp_path).create_table(NARROW)
+    append(sink_of(kind, tmp_path), 0, {"id": 1, "name": None}, NARROW)
+    append(sink_of(kind, tmp_path), 1, {"id": 1, "name": "a"}, NARROW)
+    make_required(kind, tmp_path, "name")
+    merging = sink_of(kind, tmp_path, changes=Changes(("id",), (), None))
+    with pytest.raises(
+        UsageError, match=r"cannot replace rows of the file '.*parquet', which does not fit the table: .*'name'"
+    ):
+        append(merging, 2, {"id": 1, "name": "b"}, NARROW)
+
+
+@pytest.mark.parametrize("keys", [(".id",), (".id", "id")])
+def test_a_key_may_be_named_as_a_path_of_arrow(tmp_path, keys):
+    sink = DeltaSink(f"{tmp_path}/table", changes=Changes(keys, (), None))
+    rows = pa.record_batch({"v": ["a", "b"], ".id": [1, 2], "id": [7, 7]})
+    sink.create_table(rows.schema)
+    for epoch in range(2):
+        commit_rows(sink, epoch, rows)
+    assert rows_of("delta", tmp_path).sort_by("v").to_pylist() == rows.to_pylist()

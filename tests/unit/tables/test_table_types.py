@@ -128,7 +128,15 @@ def test_a_partition_of_a_date_after_the_year_9999_is_refused(tmp_path, kind):
 
 
 REFUSED = [
-    *(pa.duration("us"), pa.month_day_nano_interval(), pa.decimal256(50, 2), pa.decimal128(5, -2), pa.null(), pa.struct([])),
+    *(
+        pa.duration("us"),
+        pa.month_day_nano_interval(),
+        pa.decimal256(50, 2),
+        pa.decimal128(5, -2),
+        pa.decimal128(3, 5),
+        pa.null(),
+        pa.struct([]),
+    ),
     pa.struct([("a", pa.int64()), ("a", pa.int64())]),
 ]
 
