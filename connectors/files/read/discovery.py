@@ -10,9 +10,9 @@ from itertools import pairwise
 
 from headrace.connectors.files.read.cursor import FileStatus, Key, Remembered, age_order, key_of
 from headrace.connectors.files.read.folders import FoundFile
-from headrace.connectors.files.read.plan import FilePlan
+from headrace.connectors.files.read.plan import FilePlan, is_selected
 from headrace.connectors.files.read.split import FileSplit, shown
-from headrace.enumerator.envelope import readable_version
+from headrace.enumerator.envelope import readable_version, stored_text
 from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableError, StateError, UsageError
 from headrace.enumerator.source import DiscoveryResult, IncrementalDiscovery, JsonObject
 
@@ -35,6 +35,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         self._last: JsonObject | None = None
         self._remembered = Remembered()
         self._name = ""
+        self._first_pattern = plan.pattern
         self._handled: set[int] = set()
         self._most_handled = _LEAST_HANDLED
         self._waiting: deque[FoundFile] = deque()
@@ -82,6 +83,8 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
             return
         try:
             readable_version(cursor["version"], _VERSION)
+            first = cursor.get("pattern", self._plan.pattern)
+            self._first_pattern = None if first is None else stored_text(first)
             path, self._name, pinned, found = cursor["path"], str(cursor["name"]), cursor["schema"], cursor["found"]
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"a cursor of files cannot be read: {error!r}") from error
@@ -130,11 +133,24 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
             listed = self._folder.list_files(self._handled)
         except FileNotFoundError as error:
             raise missing(f"there is no folder or file {self._plan.path}: create it, or correct the path") from error
+        self._check_pattern(listed)
         new = list(self._by_name(listed) if self._plan.order == "name" else self._by_time(listed))
         if new and self._last is None and not self._plan.watch:
             self._remembered.end, self._remembered.left = max(map(key_of, new)), len(new)
         self._check_left(len(new))
         self._waiting.extend(new)
+
+    def _check_pattern(self, listed: list[FoundFile]) -> None:
+        """Raise StateError where a bounded read selects files that it did not when it started: it would read some of them."""
+        end, first = self._remembered.end, self._first_pattern
+        if end is None or first == self._plan.pattern:
+            return
+        for file in listed:
+            if self._plan.selects_name(file.path) and not is_selected(file.path, first) and key_of(file) <= end:
+                raise StateError(
+                    f"{self._plan.path}: the checkpoint is of a bounded read with pattern={first!r}, which has left out "
+                    f"{shown(file.path)}: keep that pattern, or start with a new checkpoint"
+                )
 
     def _check_left(self, now: int) -> None:
         """Raise DataLossError, or warn, where a later listing lacks what is left of a bounded read's first one.
@@ -206,7 +222,8 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
 
     def _stored(self) -> JsonObject:
         found, schema = self._remembered.stored(), self._plan.pinned_schema
-        return {"version": _VERSION, "path": self._plan.path, "name": self._name, "schema": schema, "found": found}
+        stored = {"version": _VERSION, "path": self._plan.path, "name": self._name, "schema": schema, "found": found}
+        return stored if self._remembered.end is None else stored | {"pattern": self._first_pattern}
 
     def _count(self, file: FoundFile) -> int:
         parts = -(-file.size // self._plan.split_bytes)

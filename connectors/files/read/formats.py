@@ -22,9 +22,9 @@ from headrace.connectors.files.read.lines import (
     read_lines,
     sample_lines,
 )
-from headrace.connectors.files.read.split import FileSplit
+from headrace.connectors.files.read.split import FileSplit, shown
 from headrace.connectors.formats.json_times import check_zone
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import StateError, UsageError
 
 _COLUMNAR: dict[str, ColumnarFormat] = {"parquet": Parquet(), "arrow": ArrowIpc(), "avro": Avro()}
 NAMES = (*_COLUMNAR, "jsonl", "text", "csv")
@@ -53,6 +53,29 @@ class ReadFormat:
         if self.name in _COLUMNAR:
             return _COLUMNAR[self.name].is_cut
         return self._codec(path) is None and not (self.name == "csv" and self.csv.newlines_in_values)
+
+    @property
+    def counted(self) -> str:
+        """What the position in a file counts: with other arguments it is another place. For a split's `counted`."""
+        if self.name in _COLUMNAR:
+            return "rows"
+        if self.name != "csv":
+            return "lines"
+        counted = f"rows of CSV by {self.csv.delimiter} and {self.csv.quote}" if self.csv.newlines_in_values else "lines"
+        return f"{counted} behind a header" if self.csv.header else counted
+
+    def check_position(self, split: FileSplit) -> None:
+        """Raise StateError for a piece, or a position in one, that was made with arguments by which it is another."""
+        if self.name == "csv" and self.csv.newlines_in_values and not split.is_whole:
+            raise StateError(
+                f"{shown(split.path)} was cut into pieces, and with newlines_in_values=True each would be the whole file: "
+                "leave that out, or start with a new checkpoint"
+            )
+        if split.delivered and split.counted not in ("", self.counted):
+            raise StateError(
+                f"{shown(split.path)}: the position {split.delivered} counts {split.counted}, and now {self.counted} are read: "
+                "give the format as it was, or start with a new checkpoint"
+            )
 
     def inferred(self, file: pa.NativeFile, path: str) -> pa.Schema:
         """The schema of a file, or what its first lines suggest. All texts have the same one, damaged or not."""

@@ -178,7 +178,7 @@ class FilePlan:
 
     def selects_name(self, path: str) -> bool:
         """Whether a file of this path is read, by the pattern for names."""
-        return self.pattern is None or name_glob("pattern", self.pattern).fullmatch(path.rsplit("/", 1)[-1]) is not None
+        return is_selected(path, self.pattern)
 
     def can_cut(self, path: str) -> bool:
         """Whether a file is read in pieces: one that is removed afterwards is not, as then it is finished at once."""
@@ -201,12 +201,19 @@ class FilePlan:
             )
 
     def remove(self, splits: Sequence[FileSplit]) -> None:
-        """Archive or delete the files, if that is asked for. What fails is logged, and the file stays."""
+        """Archive or delete the files, if that is asked for. What fails is logged, and the file stays.
+
+        So does one that was cut, by a job without `after_read`: whether its other pieces were read is not known.
+        """
         if self.after_read is None:
             return
         folder, target = self.folder(), self.after_read.removeprefix(_ARCHIVE)
         archived = open_folder(target, self.storage_options, self.filesystem)
+        for path in {split.path for split in splits if not split.is_whole}:
+            log.warning("%s was cut into pieces before after_read was given, and stays", shown(path))
         for split in splits:
+            if not split.is_whole:
+                continue
             try:
                 now = folder.find(split.path)
                 if now != FoundFile(split.path, split.size, split.modified_ns):
@@ -219,6 +226,11 @@ class FilePlan:
                 pass  # done before
             except HeadraceError as error:
                 log.warning("%s was read, and stays where it is: %s", shown(split.path), error)
+
+
+def is_selected(path: str, pattern: str | None) -> bool:
+    """Whether the pattern has the name of this file. None has all."""
+    return pattern is None or name_glob("pattern", pattern).fullmatch(path.rsplit("/", 1)[-1]) is not None
 
 
 def _path(file: FoundFile) -> str:

@@ -139,6 +139,7 @@ class _OpenPiece:
                 f"{shown(split.path)} was found with another inferred schema than this process has: {plan.schema_text}. Give "
                 "the schema, so that it is the same everywhere"
             )
+        plan.format.check_position(split)
         self._check_same()
         self._columns = plan.columns.of_file(split.path, plan.format.time_zone)
         self._file = self._folder.open(split.path)
@@ -155,7 +156,7 @@ class _OpenPiece:
     def _batch(self, found: FileRows) -> pa.RecordBatch:
         columns = self._columns or FileColumns(self._plan.columns, pa.schema([]), {})
         batch = columns.batch(found, self.split)
-        self.split = replace(self.split, delivered=self.split.delivered + found.records)
+        self.split = replace(self.split, delivered=self.split.delivered + found.records, counted=self._plan.format.counted)
         skips = self._plan.on_bad_record == "skip"
         COUNTERS.add(Counted.RECORDS_SKIPPED if skips else Counted.RECORDS_KEPT_BAD, len(found.bad))
         return batch

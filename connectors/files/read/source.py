@@ -57,8 +57,8 @@ class FileSource(Source[FileSplit]):
       raises BadRecordError; "keep" has nulls, and the columns badValue, badReason and deadLetter when they are asked for;
       "skip" leaves it out, and counts it. A file that is bad in its middle is one bad record, and is not read further.
     - `after_read`: "delete" (also of a file that cannot be read, where that does not fail), or "archive:" and a folder of the
-      same filesystem, for files whose rows are durable; such files are not split. A name that another archived file has gets
-      the time of the file, too. Default: they stay.
+      same filesystem, for files whose rows are durable; such files are not split, and one that already is stays. A name that
+      another archived file has gets the time of the file, too. Default: they stay.
     - `time_zone` (default "UTC"): that of times without one in JSON and in names of folders, where the type has zones, or what
       returns it.
     - `split_bytes`: larger files are read in pieces of at most this size (default 128 MiB), except Avro, packed files and CSV

@@ -20,7 +20,8 @@ class FileSplit:
     """Bytes from `start` up to, not including, `stop` of one version of a file, of which `delivered` records were handed on.
 
     `path`: below the source's folder; bytes that are not UTF-8 as Python's file names have them. `modified_ns`: epoch
-    nanoseconds by the store. `schema`: a digest of the schema that was inferred, empty where it was given.
+    nanoseconds by the store. `schema`: a digest of the schema that was inferred, empty where it was given. `counted`: what the
+    records were (`ReadFormat.counted`); empty where none was delivered, or an older version has stored it.
     """
 
     path: str
@@ -30,6 +31,7 @@ class FileSplit:
     stop: int
     schema: str = ""
     delivered: int = 0
+    counted: str = ""
 
     @property
     def split_id(self) -> str:
@@ -53,7 +55,10 @@ class FileSplit:
 
 
 class FileSplitSerializer(SplitSerializer[FileSplit]):
-    """Version 1: {"path": "a%20b.csv", "size": 9, "modified_ns": 1, "range": [0, 9], "schema": "", "delivered": 3}."""
+    """Version 1: {"path": "a%20b.csv", "size": 9, "modified_ns": 1, "range": [0, 9], "schema": "", "delivered": 3}.
+
+    And "counted": "lines" where that is known.
+    """
 
     version = 1
 
@@ -66,23 +71,20 @@ class FileSplitSerializer(SplitSerializer[FileSplit]):
             "range": [split.start, split.stop],
             "schema": split.schema,
             "delivered": split.delivered,
-        }
+        } | ({"counted": split.counted} if split.counted else {})
 
     def deserialize(self, version: int, data: Any) -> FileSplit:  # noqa: ANN401 - any JSON value
         """What `serialize` wrote. Raises KeyError, TypeError or ValueError for anything else."""
         readable_version(version, self.version)
         start, stop = data["range"]
         numbers = (data["size"], data["modified_ns"], start, stop, data["delivered"])
-        if (
-            not isinstance(data["path"], str)
-            or not isinstance(data["schema"], str)
-            or any(type(each) is not int for each in numbers)
-        ):
+        texts = (data["path"], data["schema"], counted := data.get("counted", ""))
+        if not all(isinstance(each, str) for each in texts) or any(type(each) is not int for each in numbers):
             raise ValueError(f"not a piece of a file: {data!r}")
         if not 0 <= start < stop <= data["size"] or data["delivered"] < 0:
             raise ValueError(f"not a range of a file: {data!r}")
         path = os.fsdecode(unquote_to_bytes(data["path"]))
-        return FileSplit(path, data["size"], data["modified_ns"], start, stop, data["schema"], data["delivered"])
+        return FileSplit(path, data["size"], data["modified_ns"], start, stop, data["schema"], data["delivered"], counted)
 
 
 def quoted(path: str) -> str:

@@ -216,6 +216,24 @@ def test_a_bounded_read_has_what_came_late_with_an_old_time(tmp_path, order):
 
 
 @pytest.mark.parametrize("order", ["time", "name"])
+def test_a_bounded_read_with_a_wider_pattern_is_refused(tmp_path, order, caplog):
+    """Regression: it read those of the files that were left out before which were newer than its position."""
+    for number, name in enumerate(("a1", "b1", "a2", "b2", "a3")):
+        write(tmp_path / name, NOW_S + number)
+    narrow, given = source_of(tmp_path, watch=False, order=order, pattern="a*"), {"watch": False, "order": order}
+    cursor = json.loads(json.dumps(narrow.create_discovery().after(None, 1).cursor))
+    for pattern in ("*", None):
+        with pytest.raises(StateError, match=r"bounded read with pattern='a\*', which has left out b\d: keep that pattern"):
+            source_of(tmp_path, pattern=pattern, **given).create_discovery().after(cursor, 1)
+    assert paths((narrow.create_discovery().after(cursor, 9).added,)) == ["a2", "a3"]
+    fewer = source_of(tmp_path, pattern="a[13]", fail_on_data_loss=False, **given)
+    assert paths((fewer.create_discovery().after(cursor, 9).added,)) == ["a3"]
+    assert "lacks 1 of the 2 files" in caplog.text
+    del cursor["pattern"]  # as an earlier version has it
+    assert paths((narrow.create_discovery().after(cursor, 9).added,)) == ["a2", "a3"]
+
+
+@pytest.mark.parametrize("order", ["time", "name"])
 def test_watching_continues_a_bounded_read(tmp_path, order, caplog):
     write(tmp_path / "1", NOW_S)
     _, cursor = found(source_of(tmp_path, watch=False, order=order))
@@ -432,6 +450,20 @@ def test_files_are_removed_once_their_rows_are_durable(tmp_path, how):
     write(tmp_path / "in" / "1", NOW_S, "other\n")
     source.splits_finished(splits)
     assert (tmp_path / "in" / "1").exists()
+
+
+def test_a_file_that_was_cut_before_it_is_to_be_removed_stays(tmp_path, caplog):
+    """Regression: it was deleted behind its first piece, and the others were lost."""
+    write(tmp_path / "1", NOW_S, "a\n" * 9)
+    cut = source_of(tmp_path, watch=False, split_bytes=6)
+    with EmbeddedRun(cut, clock=lambda: 0.0) as run:
+        while run.poll(0) is None:
+            pass
+        data = run.checkpoint()
+        run.checkpoint_completed()
+    assert len(run_to_end(source_of(tmp_path, watch=False, after_read="delete"), data)[0]) >= 6
+    assert (tmp_path / "1").exists()
+    assert "1 was cut into pieces before after_read was given, and stays" in caplog.text
 
 
 def test_a_file_that_cannot_be_archived_stays(tmp_path, caplog):

@@ -3,9 +3,11 @@
 import bz2
 import gzip
 import io
+import json
 import os
 import pickle
 import random
+import re
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, time
@@ -921,6 +923,52 @@ def test_blank_lines_are_counted_where_a_record_is_named(tmp_path, format_, batc
     kept = FileSource(tmp_path, format=format_, schema=schema, batch_rows=batch_rows, columns=columns, on_bad_record="keep")
     headers = [{each["key"]: each["value"] for each in letter["headers"]} for letter, _ in rows(kept) if letter]
     assert [each["__connect.errors.offset"] for each in headers] == [b"4", b"6"]
+
+
+LINES = "id,text\n" + "".join(f"{number},x\n" for number in range(9))
+NEWLINES = Csv(newlines_in_values=True)
+
+
+@pytest.mark.parametrize(("first", "then", "said"), [
+    (Csv(header=False), Csv(), "counts lines, and now lines behind a header are read"),
+    (Csv(), NEWLINES, "counts lines behind a header, and now rows of CSV by , and \" behind a header are read"),
+    (NEWLINES, Csv(newlines_in_values=True, quote="'"), "counts rows of CSV by , and \" behind a header, and now"),
+])  # fmt: skip
+def test_a_position_by_other_arguments_is_refused(tmp_path, first, then, said):
+    """Regression: it was continued at another record, and others were left out."""
+    (tmp_path / "f").write_text(LINES)
+    given = {"schema": pa.schema([("id", pa.string()), ("text", pa.string())]), "batch_rows": 4}
+    source = FileSource(tmp_path, format=first, **given)
+    position = next(batches(source, found(source)[0])).split
+    assert position.delivered == 4
+    stored = source.split_serializer.deserialize(1, json.loads(json.dumps(source.split_serializer.serialize(position))))
+    assert stored == position
+    assert len(rows(source, [stored])) >= 5
+    with pytest.raises(StateError, match=re.escape(said)):
+        rows(FileSource(tmp_path, format=then, **given), [stored])
+    older = replace(stored, counted="")
+    assert "counted" not in source.split_serializer.serialize(older)
+    assert rows(FileSource(tmp_path, format=then, **given), [older])
+
+
+def test_a_file_is_continued_by_other_arguments_where_nothing_of_it_was_read(tmp_path):
+    (tmp_path / "f").write_text(LINES)
+    given = {"schema": pa.schema([("id", pa.int64())]), "batch_rows": 4}
+    splits, _ = found(FileSource(tmp_path, format=Csv(header=False), **given))
+    source = FileSource(tmp_path, format=NEWLINES, **given)
+    for batch in batches(source, splits):
+        rest = batch.split
+        assert rows(source, [rest]) == [*range(rest.delivered, 9)]
+
+
+def test_a_piece_of_a_csv_file_is_not_read_with_newlines_in_values(tmp_path):
+    """Regression: each piece of a checkpoint was the whole file."""
+    (tmp_path / "f").write_text(LINES)
+    given = {"schema": pa.schema([("id", pa.int64())])}
+    splits, _ = found(FileSource(tmp_path, format="csv", split_bytes=20, **given))
+    for split in splits:
+        with pytest.raises(StateError, match="f was cut into pieces, and with newlines_in_values=True each would be the whole"):
+            rows(FileSource(tmp_path, format=NEWLINES, **given), [split])
 
 
 @pytest.mark.parametrize(("format_", "data", "bad"), BAD_LINES, ids=["csv", "jsonl"])
