@@ -37,7 +37,7 @@ _OURS = "headrace.errors."
 _TOPIC, _PARTITION, _OFFSET = f"{_CONNECT}topic", f"{_CONNECT}partition", f"{_CONNECT}offset"
 _CONNECTOR, _STAGE = f"{_CONNECT}connector.name", f"{_CONNECT}stage"
 _EXCEPTION, _MESSAGE = f"{_CONNECT}exception.class.name", f"{_CONNECT}exception.message"
-_TIMESTAMP, _SCHEMA_ID = f"{_OURS}timestamp", f"{_OURS}schema.id"
+_TIMESTAMP, _SCHEMA_ID, _START = f"{_OURS}timestamp", f"{_OURS}schema.id", f"{_OURS}start"
 _STAGES = {"key": "KEY_CONVERTER", "value": "VALUE_CONVERTER"}  # of Kafka Connect's enum Stage
 REPLAYS = "headrace.replays"
 """The header of a record that was replayed: how often, as decimal digits."""
@@ -59,7 +59,8 @@ class BadParts(NamedTuple):
 def letter_column(records: pa.RecordBatch, bad: Mapping[int, BadParts]) -> pa.Array:
     """The column `deadLetter`: null but in the rows that are `bad`.
 
-    `records` has the columns key, value, headers, topic, partition, offset and timestamp as Kafka has them.
+    `records` has the columns key, value, headers, topic, partition, offset and timestamp as Kafka has them. Of a file read in
+    pieces also `start`: the byte from which on the offset counts.
     """
     if not bad:
         return pa.nulls(records.num_rows, LETTER_TYPE)
@@ -83,6 +84,7 @@ def _letter(record: Mapping[str, Any], micros: int | None, bad: BadParts) -> dic
         _MESSAGE: bad.reason,
         _TIMESTAMP: None if micros is None else micros // 1000,
         _SCHEMA_ID: bad.schema_id,
+        _START: record.get("start"),
     }
     more = [{"key": name, "value": str(value).encode()} for name, value in reported.items() if value is not None]
     return {"key": record["key"], "value": record["value"], "headers": [*(record["headers"] or ()), *more]}

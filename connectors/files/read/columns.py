@@ -180,6 +180,7 @@ def _bad_column(name: str, found: FileRows, split: FileSplit) -> pa.Array:
         columns["partition"] = pa.nulls(found.rows, pa.int32())
         places = pa.array(range(found.rows), pa.int64()) if found.places is None else found.places.cast(pa.int64())
         columns["offset"] = pc.add(places, split.delivered)
+        columns["start"] = pa.repeat(pa.scalar(split.start or None, pa.int64()), found.rows)
         columns["timestamp"] = pa.repeat(metadata(split)["modified"], found.rows)
         parts = {row: BadParts(each.reason, "value", None) for row, each in by_row.items()}
         return letter_column(pa.record_batch(columns), parts)

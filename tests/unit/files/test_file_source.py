@@ -993,6 +993,17 @@ def test_bad_lines(tmp_path, format_, data, bad, on_bad, split_bytes):
         assert kept[0][1:] == kept[5][1:] == (None, None, None)
 
 
+def test_a_dead_letter_of_a_piece_has_the_byte_where_that_starts(tmp_path):
+    """Regression: letters of several pieces had the same place."""
+    (tmp_path / "f").write_text('{"a":1}\nx\n' * 8)
+    columns = ["deadLetter", "a"]
+    kept = FileSource(tmp_path, format="jsonl", schema=AB, columns=columns, on_bad_record="keep", split_bytes=40)
+    headers = [{each["key"]: each["value"] for each in letter["headers"]} for letter, _ in rows(kept) if letter]
+    places = [(each.get("headrace.errors.start"), each["__connect.errors.offset"]) for each in headers]
+    assert len(set(places)) == len(places) == 8
+    assert {start for start, _ in places} == {None, b"40"}
+
+
 @pytest.mark.parametrize(("format_", "data", "bad"), BAD_LINES, ids=["csv", "jsonl"])
 def test_all_columns_are_checked_where_bad_lines_are_asked_for(tmp_path, format_, data, bad):
     """Only those that were asked for were: a dead letter alone was never there."""
