@@ -30,7 +30,7 @@ from headrace.connectors.files.read.columns import BadRow, FileRows, check_names
 from headrace.connectors.files.read.split import FileSplit
 from headrace.connectors.formats.json_times import as_texts, with_times
 from headrace.connectors.formats.json_values import JsonFormat, check_decimals, is_infinite, wide_decimals
-from headrace.connectors.formats.plain import StringFormat
+from headrace.connectors.formats.plain import BytesFormat, StringFormat
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, is_text, unquoted
 from headrace.enumerator.errors import CorruptDataError, UsageError
 
@@ -109,13 +109,16 @@ class LineDecoder(Protocol):
 
 
 class TextDecoder:
-    """A line is the column `value`."""
+    """A line is the column `value`, of this format."""
+
+    def __init__(self, kind: BytesFormat | StringFormat) -> None:
+        self._format = kind
 
     def whole(self, block: bytearray, lines: int) -> None:
         """Not so."""
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        decoded, bad = StringFormat().decode(values)
+        decoded, bad = self._format.decode(values)
         return DecodedValues(pa.StructArray.from_arrays([decoded], [_VALUE]), bad)
 
 
@@ -403,10 +406,12 @@ class LinesOfText:
         if self.names and _VALUE not in self.names:
             names = ", ".join(map(repr, self.names))
             raise UsageError(f"a line of text is the column {_VALUE!r}, and the schema has {names}: name it {_VALUE!r}")
-        for each in wanted:
-            if each.name == _VALUE and not fits(pa.string(), each.type) and not fits(pa.binary(), each.type):
-                raise UsageError(f"a line of text is a string, and the schema has {_VALUE!r} as {each.type}")
-        return TextDecoder()
+        kind = wanted.field(_VALUE).type if _VALUE in wanted.names else pa.binary()
+        if fits(pa.binary(), kind):
+            return TextDecoder(BytesFormat())
+        if not fits(pa.string(), kind):
+            raise UsageError(f"a line of text is a string, and the schema has {_VALUE!r} as {kind}")
+        return TextDecoder(StringFormat())
 
     def inferred(self, sample: bytes | bytearray) -> pa.Schema:
         """The column `value`."""

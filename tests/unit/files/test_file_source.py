@@ -446,6 +446,13 @@ def test_lines_of_text_are_of_any_type_of_strings(tmp_path, kind):
     assert value == pa.scalar("x").cast(kind).as_py()
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
+def test_lines_into_bytes_are_of_any_bytes(tmp_path, kind):
+    """Regression: a line that is not UTF-8 was a bad record."""
+    (tmp_path / "f").write_bytes(b"caf\xe9\nok\n")
+    assert rows(FileSource(tmp_path, format="text", schema=pa.schema([("value", kind)]))) == [b"caf\xe9", b"ok"]
+
+
 @pytest.mark.parametrize("write", [parquet, arrow])
 def test_columns_are_found_by_name(tmp_path, write):
     """Missing ones are null, others may come in any order, and narrower numbers are widened; what does not fit is refused."""
