@@ -81,6 +81,31 @@ def cast_nested(values: pa.Array, kind: pa.DataType) -> pa.Array:
     return _required(visible(cast), kind, None) if _has_required_field(kind) else cast
 
 
+def unencoded(values: pa.Array) -> pa.Array:
+    """The values without runs, and without dictionaries of more than a number or a text: Arrow casts neither."""
+    kind = values.type
+    if not _is_encoded(kind):
+        return values
+    if types.is_run_end_encoded(kind):
+        runs = values.values.cast(_VIEWS[values.values.type]) if values.values.type in _VIEWS else values.values
+        places = pa.RunEndEncodedArray.from_arrays(values.run_ends, pa.array(range(len(runs)), pa.int64()))
+        return unencoded(runs.take(pc.run_end_decode(places).slice(values.offset, len(values))))
+    if types.is_dictionary(kind):
+        return unencoded(values.dictionary.take(values.indices))
+    if types.is_struct(kind):
+        fields = list(map(unencoded, _fields(values)))
+        named = [each.with_type(field.type) for each, field in zip(kind, fields, strict=True)]
+        return pa.StructArray.from_arrays(fields, fields=named, mask=values.is_null() if values.null_count else None)
+    if types.is_map(kind):
+        inside = visible(values)
+        return pa.MapArray.from_arrays(_offsets(inside), unencoded(inside.keys), unencoded(inside.items))
+    if types.is_fixed_size_list(kind):  # which Arrow flattens and casts wrong where it is a slice of runs
+        whole = pa.FixedSizeListArray.from_arrays(unencoded(values.values), kind.list_size)
+        rest = whole.slice(values.offset, len(values))
+        return pc.if_else(values.is_valid(), rest, pa.nulls(len(rest), rest.type))
+    return type(values).from_arrays(_offsets(values), unencoded(values.flatten()))
+
+
 def with_types(kind: pa.DataType, changed: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
     """A record, map or list of the changed types; a list of a fixed size becomes one of any. Other types are as they are."""
     fields = [each.with_type(changed(each.type)) for each in _fields_of(kind)]
@@ -112,6 +137,13 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
 
 def _never_null(field: pa.Field) -> UsageError:
     return UsageError(f"{field.name!r} is declared as never null, and a row has a null there")
+
+
+@lru_cache(maxsize=1024)
+def _is_encoded(kind: pa.DataType) -> bool:
+    if types.is_dictionary(kind):
+        return types.is_nested(kind.value_type) or types.is_dictionary(kind.value_type) or _is_encoded(kind.value_type)
+    return types.is_run_end_encoded(kind) or any(_is_encoded(each.type) for each in _fields_of(kind))
 
 
 @lru_cache(maxsize=1024)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.base.dead_letters import DEAD_LETTER, LETTER_TYPE, BadParts, letter_column
-from headrace.connectors.base.nested import cast_nested, record_fields
+from headrace.connectors.base.nested import cast_nested, record_fields, unencoded
 from headrace.connectors.files.read.split import FileSplit, shown
 from headrace.connectors.formats.json_times import instants
 from headrace.enumerator.errors import BadRecordError, CorruptDataError, UsageError
@@ -334,7 +334,8 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
     Raises CorruptDataError for a struct with a field in another case only, or with none of the fields: they would be null.
     """
     types = pa.types
-    found = found.value_type if types.is_dictionary(found) or types.is_run_end_encoded(found) else found
+    while types.is_dictionary(found) or types.is_run_end_encoded(found):
+        found = found.value_type
     if found == wanted or types.is_null(found):
         return True
     if types.is_struct(found) and types.is_struct(wanted):
@@ -384,6 +385,7 @@ def conformed(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
     Raises ArrowInvalid for a time that the type does not hold.
     """
+    column = unencoded(column)
     if pa.types.is_struct(kind) and pa.types.is_struct(column.type):
         parts = {each.name: part for each, part in zip(column.type, record_fields(column), strict=True)}
         inner = [
@@ -392,6 +394,4 @@ def conformed(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.StructArray.from_arrays(inner, fields=list(kind), mask=pc.is_null(column))
     if column.type == kind:
         return column
-    if pa.types.is_run_end_encoded(column.type):
-        return conformed(pc.run_end_decode(column), kind)
     return cast_nested(column, kind) if pa.types.is_nested(kind) else column.cast(kind)

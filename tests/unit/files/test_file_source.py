@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import fs as arrow_fs
 
+from headrace.connectors.base.nested import unencoded
 from headrace.connectors.files.read import lines
 from headrace.connectors.files.read.formats import ReadFormat
 from headrace.connectors.files.read.lines import (
@@ -396,15 +397,39 @@ def test_names_of_fields_differ_in_more_than_case_and_spaces(tmp_path, format_, 
     assert str({"z": None, "b": "x"}) in str(read)
 
 
-def test_encodings_that_arrow_casts_from_none_are_a_bad_file(tmp_path):
-    """Decoded in a column and in a struct, and not in a list."""
-    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int32()), pa.array(["x"]))
-    arrow(tmp_path / "1", pa.table({"s": pa.StructArray.from_arrays([runs], ["r"]), "r": runs}))
-    assert rows(FileSource(tmp_path, format="arrow")) == [({"r": "x"}, "x")] * 2
-    arrow(tmp_path / "1", pa.table({"r": pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), runs)}))
-    with pytest.raises(CorruptDataError, match="1, record 0: the file cannot be read here: Unsupported cast from run_end"):
-        rows(FileSource(tmp_path, format="arrow"))
-    assert rows(FileSource(tmp_path, format="arrow", on_bad_record="skip")) == []
+def runs_of(values: pa.Array) -> pa.Array:
+    return pa.RunEndEncodedArray.from_arrays(pa.array([2, 5], pa.int32()), values)
+
+
+NESTED, PLACES = pa.array([[1], None]), pa.array([0, 1, None, 0, 1], pa.int8())
+ENCODED = {
+    "runs": runs_of(pa.array(["x", None])),
+    "runs of lists": runs_of(NESTED),
+    "runs of views": runs_of(pa.array(["x", None], pa.string_view())),
+    "runs of a dictionary": runs_of(pa.array(["x", "y"]).dictionary_encode()),
+    "a dictionary of lists": pa.DictionaryArray.from_arrays(PLACES, NESTED),
+    "a dictionary of records": pa.DictionaryArray.from_arrays(PLACES, pa.array([{"a": 1}, None])),
+    "a list": pa.ListArray.from_arrays(pa.array([0, 2, None, 2, 3, 5], pa.int32()), runs_of(pa.array(["x", "y"]))),
+    "a record": pa.StructArray.from_arrays([runs_of(NESTED)], ["a"], mask=pa.array([False, True, False, False, False])),
+    "a map": pa.MapArray.from_arrays(pa.array([0, 1, 1, 2, 4, 5]), pa.array([*"abcde"]), runs_of(pa.array([1, 2]))),
+}
+
+
+@pytest.mark.parametrize("column", ENCODED.values(), ids=list(ENCODED))
+@pytest.mark.parametrize("batch_rows", [2, 100])
+def test_encodings_that_arrow_casts_from_none_are_decoded(tmp_path, column, batch_rows):
+    """Regression: a file was bad by the schema that was inferred from it."""
+    with pa.ipc.new_file(tmp_path / "1", pa.schema([("x", column.type)])) as writer:
+        writer.write(pa.record_batch([column], ["x"]))
+    expected = [value.as_py() for value in column]
+    assert rows(FileSource(tmp_path, format="arrow", batch_rows=batch_rows)) == expected
+
+
+def test_slices_of_lists_of_a_fixed_size_with_runs_are_decoded():
+    """Arrow casts such a slice to the values of the first rows."""
+    column = pa.FixedSizeListArray.from_arrays(pa.RunEndEncodedArray.from_arrays(pa.array([2, 6]), pa.array(["x", None])), 2)
+    assert unencoded(column.slice(1)).to_pylist() == [[None, None], [None, None]]
+    assert unencoded(column.slice(0, 1)).to_pylist() == [["x", "x"]]
 
 
 @pytest.mark.parametrize("name", ["line", "Value", " value"])
