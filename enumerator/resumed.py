@@ -20,6 +20,7 @@ from headrace.enumerator.source import (
     SplitDiscovery,
     Stage,
     StagedDiscovery,
+    StagedSource,
     is_before,
 )
 from headrace.enumerator.split import OffsetSplitT, SplitT
@@ -148,7 +149,7 @@ class ResumedStagedDiscovery(StagedDiscovery[SplitT]):
 def resumed_discovery(source: Source[SplitT], checkpoint: Checkpoint[SplitT]) -> SplitDiscovery[SplitT]:
     """The source's discovery for an engine that starts where this checkpoint is. Raises StateError for one of another kind."""
     if checkpoint.stage is not None:
-        return ResumedStagedDiscovery(source, checkpoint)
+        return ResumedStagedDiscovery(source, _followed(source, checkpoint))
     if checkpoint.cursor is not None:
         return ResumedIncrementalDiscovery(source, checkpoint)
     return ResumedLogDiscovery(source, checkpoint) if isinstance(source, LogSource) else ResumedDiscovery(source, checkpoint)
@@ -159,13 +160,24 @@ def _is_over(source: Source[SplitT], positions: Checkpoint[SplitT]) -> bool:
     return positions.exhausted and source.boundedness is Boundedness.BOUNDED
 
 
+def _followed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
+    """All of their stage is found, and if it is not the last one any more, that is not all there is."""
+    stage = positions.stage
+    if not positions.exhausted or stage is None or not isinstance(source, StagedSource):
+        return positions
+    if stage.number >= source.last_stage or source.needs_ends:  # of which the last splits may be of another kind
+        return positions
+    source.on_stage_followed(stage)
+    return replace(positions, exhausted=False, stage=replace(stage, is_found=True))
+
+
 def resumed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
     """Where a run of this source starts with these positions: a log ends where the source says, and not where that job ended.
 
     So a run without a stop continues after one that had one, and the other way round. Contacts a log's source. Raises what its
     discovery raises, and what it reports about splits that are missing.
     """
-    positions = selected(source, positions)
+    positions = _selected(source, positions)
     return _continued(source, positions) if positions.cursor is None and isinstance(source, LogSource) else positions
 
 
@@ -182,10 +194,20 @@ def _continued(source: LogSource[OffsetSplitT], positions: Checkpoint[OffsetSpli
 def selected(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
     """These positions without the splits that the source selects no more, as its subscription was changed.
 
-    A source without an end continues behind the cursor of one that had an end; a log continues without its stops, or gets stops
-    if it had none, for which it is contacted. Stops that there are stay as they are. Raises what the source reports about
-    splits that it does not tolerate to be left out, and StateError for a source of stages that had an end.
+    What it selects now and did not before is for discovery to find; where none follows, the source reports it. A stage that was
+    the last one is followed by those that the source has behind it now. A source without an end continues behind the cursor of
+    one that had an end; a log continues without its stops, or gets stops if it had none, for which it is contacted. Stops that
+    there are stay as they are. Raises what the source reports about splits that it does not tolerate to be left out, and
+    StateError for a source of stages that had an end.
     """
+    found = _selected(source, positions)
+    if found.exhausted:
+        source.on_splits_final([state.split for state in found.splits])
+    return found
+
+
+def _selected(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
+    positions = _followed(source, positions)
     is_bounded = source.boundedness is Boundedness.BOUNDED
     if positions.cursor is not None:
         positions = replace(positions, exhausted=_is_over(source, positions))

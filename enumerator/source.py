@@ -328,6 +328,12 @@ class Source(ABC, Generic[SplitT]):
     def on_splits_missing(self, splits: Sequence[SplitT]) -> None:
         """Known splits have vanished. Raise DataLossError to stop the job, or return to continue. Coordinator's process."""
 
+    def on_splits_final(self, splits: Sequence[SplitT]) -> None:
+        """A checkpoint with these is continued, and no split will be added. Warn of what else is asked for, as it is not read.
+
+        Coordinator's process; does no I/O. Default: does nothing.
+        """
+
     def confirm_deleted(self, splits: Sequence[SplitT]) -> frozenset[str]:
         """Ids of those of these vanished splits that can never come back, by proof: checkpoints leave them out.
 
@@ -411,6 +417,9 @@ class StagedSource(Source[SplitT], Generic[SplitT]):
     def end_of(self, stage: int, end: JsonObject | None, cursor: JsonObject | None, splits: Sequence[Any]) -> JsonObject:
         """What a stage ends with that was made from `end`, and has come to this cursor or had these splits."""
         return self.source_of(stage, end).end(cursor, splits)
+
+    def on_stage_followed(self, stage: Stage) -> None:
+        """This was the last stage when the checkpoint was made, and another follows it now. Does no I/O. Default: nothing."""
 
     def kept_end(self, stage: int, end: JsonObject | None) -> JsonObject | None:
         """What a stage is made from once its first positions are durable. Default: the same `end`. Stored with every batch."""

@@ -6,6 +6,7 @@ stage was made from, so every process makes the same source of it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,6 +34,8 @@ from headrace.enumerator.source import (
     StagedSource,
     check_needs_no_ends,
 )
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -199,6 +202,16 @@ class HybridSource(StagedSource[HybridSplit]):
             if number > stage:
                 self.check_columns(number, source)
 
+    def on_stage_followed(self, stage: Stage) -> None:
+        """Warn, as one that is put in ahead of a stage is not read, and that stage may be read again."""
+        log.warning(
+            "source %d of a hybrid one, %r, was its last when the checkpoint was made, and is followed by source %d now. One "
+            "can be added behind the last one only: what was put in ahead of it is not read",
+            stage.number,
+            stage.source,
+            stage.number + 1,
+        )
+
     def create_discovery(self) -> HybridDiscovery:
         """The discoveries of the stages, one after another. At the first one columns that differ are refused."""
         return HybridDiscovery(self)
@@ -222,6 +235,12 @@ class HybridSource(StagedSource[HybridSplit]):
         """As the stages' sources."""
         for source, inner in self._by_stage(splits).values():
             source.on_splits_missing(inner)
+
+    def on_splits_final(self, splits: Sequence[HybridSplit]) -> None:
+        """As the last one's source."""
+        for stage, (source, inner) in self._by_stage(splits).items():
+            if stage == self.last_stage:
+                source.on_splits_final(inner)
 
     def confirm_deleted(self, splits: Sequence[HybridSplit]) -> frozenset[str]:
         """As the stages' sources."""

@@ -400,6 +400,23 @@ class KafkaSource(LogSource[KafkaSplit]):
             raise DataLossError(f"{message}. {ALLOW_LOSS}")
         log.warning("%s; continuing without them", message)
 
+    def on_splits_final(self, splits: Sequence[KafkaSplit]) -> None:
+        """Warn of topics and partitions that are named, and are not among these."""
+        topics, partitions = {split.topic for split in splits}, {(split.topic, split.partition) for split in splits}
+        match self.subscription:
+            case Topics(names):
+                lacking = [name for name in names if name not in topics]
+            case Partitions(wanted):
+                lacking = [f"{topic}-{partition}" for topic, partition in wanted if (topic, partition) not in partitions]
+            case _:  # which topics a pattern has found is not known without a broker
+                lacking = []
+        if lacking:
+            log.warning(
+                "%s: not read, as the checkpoint is of a read with a stop that found its partitions before these were named. "
+                "To read them start with a new checkpoint, or leave stop out",
+                ", ".join(lacking),
+            )
+
     def check_readable(self, splits: Sequence[KafkaSplit]) -> None:
         """What retention has removed, or went with the topic: DataLossError, or with `fail_on_data_loss=False` a warning.
 

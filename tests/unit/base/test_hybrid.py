@@ -14,8 +14,10 @@ import pytest
 from headrace.connectors.base.hybrid import HybridReader, HybridSplit
 from headrace.enumerator import Boundedness, DiscoveryResult, EmbeddedRun, SharingEnumerator
 from headrace.enumerator import events as e
+from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import RetriableError, StateError, UsageError
-from headrace.enumerator.source import Stage
+from headrace.enumerator.resumed import resumed_discovery
+from headrace.enumerator.source import Stage, StagedDiscovery
 from headrace.enumerator.source_driver import SourceDriver
 from headrace.files import FileSource
 from headrace.formats import StringFormat
@@ -198,6 +200,9 @@ class Asked(MemorySource):
         self.note("deleted", splits)
         return frozenset({"a"}) & {split.split_id for split in splits}
 
+    def on_splits_final(self, splits):
+        self.note("final", splits)
+
     def check_readable(self, splits):
         self.note("readable", splits)
 
@@ -223,6 +228,8 @@ def test_each_source_is_asked_of_its_own_splits():
     asked = ("deleted", "missing", "readable", "finished", "completed")
     assert first.asked == [(what, ["b"]) for what in asked]
     assert second.asked == [(what, ["a", "c"]) for what in asked]
+    source.on_splits_final(splits)
+    assert (len(first.asked), second.asked[-1]) == (5, ("final", ["a", "c"])), "of an earlier stage all are read"
 
 
 def test_the_readers_of_all_stages_may_linger_as_theirs_may(monkeypatch):
@@ -327,6 +334,41 @@ def test_a_stage_of_another_chain_is_refused_and_so_is_a_source_without_stages()
     driver = SourceDriver(bounded(LOG), bounded(LOG).create_discovery())
     for command in (e.DiscoverLater({}, kafka), e.SwitchStage(kafka, None, (), 1)):
         assert re.search("of several stages, .* and memory has none", str(driver.perform(command).error))
+
+
+@pytest.mark.parametrize("last", [pieces, bounded])
+@pytest.mark.parametrize("polls", [3, 100])
+@pytest.mark.parametrize("is_endless", [False, True])
+def test_a_stage_that_was_the_last_is_followed_by_one_that_is_added(last, polls, is_endless, caplog):
+    """Regression: once all of the last stage was found the added one was never read."""
+    first, second = bounded(log_of(a="12")), last(log_of(b="3456"))
+    with run_of(Hybrid(first, then=second)) as run:
+        delivered = read(run, polls)
+        data = checkpointed(run)
+    assert "3" in delivered
+    third = MemorySource(log_of(c="78")) if is_endless else bounded(log_of(c="78"))
+    with run_of(Hybrid(first, then=[second, third]), data) as run:
+        delivered += read(run)
+        assert run.finished is not is_endless
+        data = checkpointed(run)
+    assert delivered == "12345678"
+    assert "source 1 of a hybrid one, 'memory" in caplog.text
+    with run_of(Hybrid(first, then=[second, third]), data) as run:
+        assert read(run) == ""
+
+
+def test_a_job_that_starts_at_a_savepoint_reads_the_stage_that_is_added():
+    first, second, third = bounded(log_of(a="12")), pieces(log_of(b="34")), bounded(log_of(c="56"))
+    short, long = Hybrid(first, then=second), Hybrid(first, then=[second, third])
+    with run_of(short) as run:
+        assert read(run) == "1234"
+        saved = CheckpointSerializer(short.name, short.split_serializer).deserialize(checkpointed(run))
+    discovery = resumed_discovery(long, saved)
+    assert isinstance(discovery, StagedDiscovery)
+    answer = discovery.initial()
+    assert (answer.complete, answer.stage.is_found, answer.added) == (False, True, [])
+    following = discovery.following(answer.stage, answer.cursor, ())
+    assert [each.split_id for each in discovery.at(following).initial().added] == ["2:c"]
 
 
 def test_an_end_has_what_its_source_gives_and_says_what_that_is():

@@ -13,7 +13,10 @@ import pytest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.read.discovery import Partitions, Pattern, Topics
 from headrace.enumerator import Boundedness
+from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import UsageError
+from headrace.enumerator.ledger import SplitState
+from headrace.enumerator.resumed import selected
 from headrace.kafka import At, Committed, Earliest, KafkaSource, KafkaSplit, Latest, Timestamp
 from tests.helpers.python_path import printed
 
@@ -172,3 +175,20 @@ CLIENTS = ("kafka", "cramjam", "tenacity")
 def test_importing_headrace_imports_no_engine_and_no_client(module, unwanted):
     code = f"import sys, {module}; print([name for name in {unwanted} if name in sys.modules])"
     assert printed(code, Path(__file__).parent) == "[]"
+
+
+@pytest.mark.parametrize(("named", "said"), [
+    ({"topics": ["t", "u"]}, "u: not read"),
+    ({"topics": ["t"]}, None),
+    ({"topics": None, "partitions": {"t": [0, 1]}}, "t-1: not read"),
+    ({"topics": None, "pattern": ".*"}, None),
+])  # fmt: skip
+def test_what_is_named_and_no_discovery_will_find_is_warned_of(named, said, caplog):
+    """Regression: a read with a stop that continued with one more topic never read it, and did not report it."""
+    source = make(stop=Latest(), **named)
+    states = (SplitState(KafkaSplit("t", None, 0, 3, 3), finished=True),)
+    selected(source, Checkpoint(1, states, exhausted=True))
+    if said is None:
+        assert not caplog.records
+    else:
+        assert f"{said}, as the checkpoint is of a read with a stop that" in caplog.text
