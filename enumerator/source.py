@@ -349,6 +349,13 @@ class Source(ABC, Generic[SplitT]):
         that raises. Default: no one knows, and the readers tell.
         """
 
+    def lag(self, splits: Sequence[SplitT]) -> Mapping[str, int] | None:
+        """Split id -> how many offsets are left to the end, of those of these that are of a log. None: none is.
+
+        Coordinator's process; may contact the source, and raises what that raises. Default: None.
+        """
+        return None
+
     def measures(self) -> Mapping[str, float]:
         """Numbers about what is kept for this source until it is read, by the ends of their metrics' names: `headrace_run_...`.
 
@@ -457,6 +464,11 @@ class LogSource(Source[OffsetSplitT]):
 
         Never behind a split's `next_offset`: a source that has gone back is data loss, which this reports as such.
         """
+
+    def lag(self, splits: Sequence[OffsetSplitT]) -> dict[str, int]:
+        """By `end_offsets`."""
+        ends = self.end_offsets(splits)
+        return {split.split_id: max(0, ends[split.split_id] - split.next_offset) for split in splits}
 
     def at_end(self, splits: Sequence[OffsetSplitT]) -> Mapping[str, OffsetSplitT]:
         """Split id -> the split as it is at its end now, with what the source wants to know of it later.

@@ -6,11 +6,13 @@ stage was made from, so every process makes the same source of it.
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -33,6 +35,7 @@ from headrace.enumerator.source import (
     StagedDiscovery,
     StagedSource,
     check_needs_no_ends,
+    check_needs_no_finished,
 )
 
 log = logging.getLogger(__name__)
@@ -80,8 +83,8 @@ class HybridSource(StagedSource[HybridSplit]):
     - `first`: a source that ends by itself.
     - `then`: the next one, or a function that makes it of the `SourceEnd` of the previous, or several of these in order:
       `then=lambda end: KafkaSource(..., start=Timestamp(end.newest_modified_ms))`. The function is called in every process,
-      also after a restore: it does no I/O, and gives the same for the same end. Where a source is pickled, it is a function of
-      a module.
+      also after a restore: it does no I/O, and gives the same for the same end, without `after_read`. Where a source is
+      pickled, it is a function of a module. A job that continues may have more sources behind the last one.
     - `boundedness`: of the last one, if a function makes it; UNBOUNDED by default. All others have to end by themselves.
     - `discovery_interval_s`: seconds between two looks for new splits. Default: the shortest of these sources', 300 where a
       function makes one.
@@ -93,6 +96,9 @@ class HybridSource(StagedSource[HybridSplit]):
 
     Raises UsageError for what cannot be chained: columns are compared at the first use.
     """
+
+    # What a source may be asked is passed on to the stages, but for `repeatable`, `repeats` and `create_replay_reader`: an
+    # engine that asks for these reads each stage by itself.
 
     name = "hybrid"
 
@@ -132,6 +138,7 @@ class HybridSource(StagedSource[HybridSplit]):
         self.discovery_interval_s: float | None = known_s if discovery_interval_s is None else discovery_interval_s
         self._made: dict[int, tuple[JsonObject | None, Source[Any]]] = {}
         self._schema: pa.Schema | None = None
+        self._changes: tuple[Callable[[Source[Any]], Source[Any]], ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": {}}
@@ -161,6 +168,26 @@ class HybridSource(StagedSource[HybridSplit]):
     def in_pieces(self) -> bool:
         """True: each stage says how its splits are shared out."""
         return True
+
+    def in_one_stage(self) -> HybridSource:
+        """Of its sources each as that says."""
+        return self._changed(methodcaller("in_one_stage"))
+
+    def keyed_by(self, columns: Sequence[str]) -> HybridSource:
+        """Of its sources each as that says."""
+        return self._changed(methodcaller("keyed_by", tuple(columns)))
+
+    def _changed(self, change: Callable[[Source[Any]], Source[Any]]) -> HybridSource:
+        """One that has changed sources, also of functions."""
+        changed = copy.copy(self)
+        changed.stages = tuple(change(stage) if isinstance(stage, Source) else stage for stage in self.stages)
+        changed._made, changed._schema, changed._changes = {}, None, (*self._changes, change)
+        return changed
+
+    def check_at_least_once(self) -> None:
+        """As the sources that no function makes: the others are not known."""
+        for source in self.known_stages().values():
+            source.check_at_least_once()
 
     @property
     def split_serializer(self) -> HybridSplitSerializer:
@@ -252,6 +279,17 @@ class HybridSource(StagedSource[HybridSplit]):
         for source, inner in self._by_stage(splits).values():
             source.check_readable(inner)
 
+    def lag(self, splits: Sequence[HybridSplit]) -> dict[str, int] | None:
+        """Of the stages that are logs."""
+        found = {stage: source.lag(inner) for stage, (source, inner) in self._by_stage(splits).items()}
+        logs = {stage: behind for stage, behind in found.items() if behind is not None}
+        return {f"{stage}:{name}": left for stage, behind in logs.items() for name, left in behind.items()} if logs else None
+
+    def measures(self) -> dict[str, float]:
+        """Of all sources that are known by now; of a name that several have, the last one's."""
+        known = {**self.known_stages(), **{stage: source for stage, (_, source) in [*self._made.items()]}}
+        return {name: value for stage in sorted(known) for name, value in known[stage].measures().items()}
+
     def splits_finished(self, splits: Sequence[HybridSplit]) -> None:
         """As the stages' sources."""
         for source, inner in self._by_stage(splits).values():
@@ -286,6 +324,9 @@ class HybridSource(StagedSource[HybridSplit]):
         if not isinstance(source, Source) or isinstance(source, HybridSource):
             raise UsageError(f"the function for stage {stage} of a hybrid source has given {source!r}, and not one source")
         check_needs_no_ends(source, "a hybrid source")
+        check_needs_no_finished(source, "a function gives it, of which engines do not know that. Give Hybrid the source")
+        for change in self._changes:
+            source = change(source)
         self.check_columns(stage, source)
         if stage < len(self.stages) - 1:
             self._check_end(stage, source)
@@ -490,7 +531,7 @@ class HybridReader(SourceReader[HybridSplit]):
                 self._readers[number] = self._readers.pop(number)  # to the end, so that the others are not starved
                 stage.splits -= batch.finished
                 split = HybridSplit(number, self._ends[number], batch.split)
-                return SplitBatch(split, _relabelled(batch.records), batch.finished)
+                return SplitBatch(split, _relabelled(batch.records), batch.finished, batch.is_behind)
         return None
 
     def wake_up(self) -> None:

@@ -56,7 +56,7 @@ class LagWatch:
         epoch. Does no I/O; of a source that is not a log its measures are asked only.
         """
         self._source = source
-        self._is_asked = isinstance(source, LogSource) or type(source).measures is not Source.measures
+        self._is_asked = type(source).lag is not Source.lag or type(source).measures is not Source.measures
         self._timeout_s = max(STALE_S, 2 * wait_s)
         self._in_thread, self._clock, self._wall_clock = in_thread, clock, wall_clock
         self._positions: Sequence[Any] = () if restored is None else _unfinished(restored)
@@ -70,7 +70,7 @@ class LagWatch:
 
     def moved(self, checkpoint: Checkpoint[Any]) -> None:
         self._positions = _unfinished(checkpoint)
-        if isinstance(self._source, LogSource) and not self._positions:
+        if not self._positions and (isinstance(self._source, LogSource) or self.lag is not None):
             self.lag = RunLag(self._wall_clock(), {})
         self._ask_after(min(self._timeout_s, max(ASK_S, self._took_s / ASK_SHARE)))
 
@@ -88,10 +88,8 @@ class LagWatch:
 
     def _ask(self, source: Source[Any], positions: Sequence[Any]) -> None:
         try:
-            if isinstance(source, LogSource):
-                ends = source.end_offsets(positions)
-                behind = {split.split_id: max(0, ends[split.split_id] - split.next_offset) for split in positions}
-                self.lag = RunLag(self._wall_clock(), behind)
+            behind = source.lag(positions)
+            self.lag = None if behind is None else RunLag(self._wall_clock(), dict(behind))
             self.measures = source.measures()
         except Exception as error:  # noqa: BLE001 - what is wrong with the source is for the readers to say
             log.debug("the lag is not known now: %s", error)

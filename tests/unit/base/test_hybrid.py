@@ -371,6 +371,70 @@ def test_a_job_that_starts_at_a_savepoint_reads_the_stage_that_is_added():
     assert [each.split_id for each in discovery.at(following).initial().added] == ["2:c"]
 
 
+def test_files_to_be_removed_are_of_a_source_that_is_given_and_not_of_a_function(tmp_path):
+    """Regression: an engine that does not report what is read to its end deleted them, or kept them."""
+    (tmp_path / "a").write_text("1\n")
+    removing = FileSource(tmp_path, format="text", after_read="delete")
+    assert Hybrid(removing, then=removing).needs_finished
+    source = Hybrid(bounded(LOG), then=lambda _: removing, boundedness=Boundedness.BOUNDED)
+    with pytest.raises(UsageError, match=r"\(after_read\), which is not safe here: .* Give Hybrid the source"):
+        source.source_of(1, END)
+
+
+class Keyed(MemorySource):
+    """Refuses a key at the first use, has a measure, and is another one for Beam."""
+
+    key: tuple[str, ...] = ()
+    is_one_stage = False
+
+    def keyed_by(self, columns):
+        keyed = Keyed(self.log, bounded=self.is_bounded)
+        keyed.key, keyed.is_one_stage = tuple(columns), self.is_one_stage
+        return keyed
+
+    def in_one_stage(self):
+        made = self.keyed_by(self.key)
+        made.is_one_stage = True
+        return made
+
+    def measures(self):
+        return {"kept": float(len(self.log.split_ids())), self.name: 1.0}
+
+    def check_at_least_once(self):
+        raise UsageError("not at least once")
+
+
+def keyed(log: MemoryLog, end: SourceEnd) -> Keyed:
+    return Keyed(log)
+
+
+@pytest.mark.parametrize("then", [Keyed(LOG), partial(keyed, LOG)], ids=["source", "function"])
+def test_the_key_of_a_sink_and_what_beam_reads_are_for_its_sources_to_say(then):
+    """Regression: a sink keyed by a column that an update may change was refused for a source, and not for it as a stage."""
+    source = pickle.loads(pickle.dumps(Hybrid(Keyed(LOG, bounded=True), then=then).keyed_by(["value"]).in_one_stage()))
+    for stage, end in enumerate((None, END)):
+        made = source.source_of(stage, end)
+        assert (made.key, made.is_one_stage) == (("value",), True)
+    assert Hybrid(Keyed(LOG, bounded=True), then=then).source_of(1, END).key == ()
+
+
+def test_what_a_sink_may_write_twice_is_for_its_sources_to_say():
+    with pytest.raises(UsageError, match="not at least once"):
+        Hybrid(bounded(LOG), then=Keyed(LOG)).check_at_least_once()
+    Hybrid(bounded(LOG), then=partial(keyed, LOG)).check_at_least_once()
+
+
+def test_its_lag_is_that_of_its_logs_and_its_measures_are_those_of_all(tmp_path):
+    """Regression: a run of it had neither."""
+    log = log_of(a="123", b="4")
+    source = Hybrid(pieces(LOG), then=[bounded(log), partial(keyed, log)])
+    splits = [HybridSplit(0, None, split("c")), HybridSplit(1, {}, split("a", 1)), HybridSplit(2, END, split("b"))]
+    assert source.lag(splits[:1]) is None
+    assert source.measures() == {}
+    assert source.lag(splits) == {"1:a": 2, "2:b": 1}
+    assert source.measures() == {"kept": 2.0, "memory": 1.0}
+
+
 def test_an_end_has_what_its_source_gives_and_says_what_that_is():
     end = pickle.loads(pickle.dumps(SourceEnd({"newest_modified_ms": 3})))
     assert end.newest_modified_ms == 3

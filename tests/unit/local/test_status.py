@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from headrace.cli import app, top
 from headrace.cli.run_report import Rates, table_of
 from headrace.cli.top import follow
+from headrace.connectors.base.hybrid import HybridSplit
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
@@ -36,7 +37,9 @@ from headrace.runners.local.monitoring.status import NoRunError, RunStatus, last
 from headrace.runners.local.monitoring.supervised import is_held, is_supervised, supervised
 from headrace.runners.local.rescale import is_requested
 from headrace.runners.local.storage.lock import LOCK
+from headrace.sources import Hybrid
 from headrace.testing import MemoryLog, MemorySource, MemorySplit
+from headrace.testing.memory import MemoryPieces
 from tests.helpers.split_sources import Feed, Shelf
 
 MONITORING = Path(__file__).parents[3] / "docs" / "monitoring"
@@ -240,6 +243,19 @@ class TestLag:
         self.answer()
         assert watch.lag.splits == {"b": 1}
         watch.moved(Checkpoint(2, (SplitState(MemorySplit("a", 10), finished=True),), exhausted=True))
+        assert (self.answer(), watch.lag.splits) == (0, {})
+
+    def test_a_stage_that_is_a_log_is_behind_and_one_of_pieces_is_not(self):
+        """Regression: a hybrid source was never asked."""
+        log = MemorySource(self.memory)
+        watch = self.watch(Hybrid(MemoryPieces(self.memory, bounded=True), then=log))
+        for stage, lag in ((0, None), (1, {"1:a": 6})):
+            split = HybridSplit(stage, {} if stage else None, MemorySplit("a", 4))
+            watch.moved(Checkpoint(1, (SplitState(split, finished=False),), exhausted=False))
+            self.answer()
+            assert (watch.lag and watch.lag.splits) == lag
+            self.clock.now_s += ASK_S
+        watch.moved(Checkpoint(2, (), exhausted=True))
         assert (self.answer(), watch.lag.splits) == (0, {})
 
     def test_a_run_that_continues_is_behind_by_its_restored_positions(self):
