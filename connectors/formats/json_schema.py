@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
-from urllib.parse import unquote, urldefrag
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.base.arguments import at_least, text, texts
+from headrace.connectors.formats.json_references import Location, located
 from headrace.connectors.formats.json_values import WholeNumbers
 from headrace.connectors.formats.value_format import DecodedValues, ValueFormat, as_binary, field_tree
 from headrace.enumerator.errors import UsageError
@@ -28,8 +28,8 @@ _MOST_NODES = 10_000
 _LONGEST = 2**31 - 1
 _NO_NUMBERS = '"(?:NaN|-?Infinity)"'
 _NULLS_AND_NO_NUMBERS = f"null|{_NO_NUMBERS}"
-_Schemas = Sequence[tuple[Any, str]]
-"""Schemas that all hold for a value, each with the name of its document."""
+_Schemas = Sequence[tuple[Any, Location]]
+"""Schemas that all hold for a value, each with where it is."""
 
 
 class JsonSchemaFormat(ValueFormat):
@@ -55,8 +55,9 @@ class JsonSchemaFormat(ValueFormat):
         texts("references", references or {})
         at_least("header_bytes", header_bytes, 0)
         self._made_by = partial(JsonSchemaFormat, schema, references=references, fields=fields, header_bytes=header_bytes)
-        documents = {"": _document(schema), **{name: _document(each) for name, each in (references or {}).items()}}
-        self._node = _Reader(documents).node(((documents[""], ""),), "", None if fields is None else field_tree(fields))
+        document = _document(schema)
+        at = located(document, {name: _document(each) for name, each in (references or {}).items()})
+        self._node = _Reader().node(((document, at),), "", None if fields is None else field_tree(fields))
         self._values = WholeNumbers(self._node.kind)
         self._header_bytes = header_bytes
 
@@ -139,7 +140,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class _Limits:
-    """What schemas that all hold for a value say together. Each schema within them is given with its document's name.
+    """What schemas that all hold for a value say together. Each schema within them is given with where it is.
 
     `kinds`: the types it may have; None where no schema says it. `nullable` likewise. `constants`: both, by an `enum` or a
     `const`, which count where nothing else says them. `schemas`: identities of the schemas, but of those that only refer.
@@ -157,7 +158,7 @@ class _Limits:
 def _joined(limits: Sequence[_Limits], path: str) -> _Limits:
     """What these say together. Raises UsageError where no type is in all of them."""
     kinds: Sequence[str] | None = None
-    properties: dict[str, list[tuple[Any, str]]] = {}
+    properties: dict[str, list[tuple[Any, Location]]] = {}
     for each in limits:
         kinds = _of_both(kinds, each.kinds, path)
         for name, schemas in each.properties.items():
@@ -176,20 +177,16 @@ def _joined(limits: Sequence[_Limits], path: str) -> _Limits:
 
 
 class _Reader:
-    """Reads nodes of one document and of those that it refers to, by their names and their own `$id`."""
+    """Reads nodes of one document and of those that it refers to."""
 
-    def __init__(self, documents: Mapping[str, Any]) -> None:
-        ids = {name: each.get("$id") for name, each in documents.items() if isinstance(each, dict)}
-        self._documents = documents
-        self._names = {urldefrag(each).url: name for name, each in ids.items() if isinstance(each, str)}
-        self._names |= {name: name for name in documents}
+    def __init__(self) -> None:
         self._nodes_open: list[frozenset[int]] = []
         self._open: list[int] = []
         self._nodes = 0
 
     def node(self, schemas: _Schemas, path: str, wanted: Mapping[str, Any] | None) -> _Node:
         """The node of a value for which all these schemas hold; `wanted`: which fields, as a tree (None: all)."""
-        limits = _joined([self._limits(schema, base, path) for schema, base in schemas], path)
+        limits = _joined([self._limits(schema, at, path) for schema, at in schemas], path)
         if limits.schemas in self._nodes_open:
             raise _contains_itself(path)
         self._nodes_open.append(limits.schemas)
@@ -233,7 +230,7 @@ class _Reader:
         kind = pa.struct([(name, each.kind) for name, each in fields.items()])
         return _Node(kind, nullable=False, fields=fields, required=limits.required & fields.keys())
 
-    def _limits(self, schema: Any, base: str, path: str) -> _Limits:  # noqa: ANN401 - JSON
+    def _limits(self, schema: Any, at: Location, path: str) -> _Limits:  # noqa: ANN401 - JSON
         """Of one schema, with those that it refers to or is put together of."""
         self._nodes += 1
         if self._nodes > _MOST_NODES:
@@ -244,17 +241,17 @@ class _Reader:
             raise _contains_itself(path)
         self._open.append(id(schema))
         try:
-            said = schema if "$ref" not in schema or self._applies_siblings(base) else {}
-            parts = [_Limits(schemas=frozenset({id(schema)} if schema.keys() != {"$ref"} else ())), _own(said, base, path)]
-            parts += [self._alternative(said[word], base, path) for word in ("oneOf", "anyOf") if word in said]
+            said = schema if "$ref" not in schema or at.applies_siblings else {}
+            parts = [_Limits(schemas=frozenset({id(schema)} if schema.keys() != {"$ref"} else ())), _own(said, at, path)]
+            parts += [self._alternative(said[word], at, path) for word in ("oneOf", "anyOf") if word in said]
             if "$ref" in schema:
-                parts.append(self._limits(*self._referred(schema["$ref"], base, path), path))
-            parts += [self._limits(each, base, path) for each in _list(said.get("allOf"))]
+                parts.append(self._limits(*self._referred(schema["$ref"], at, path), path))
+            parts += [self._limits(each, at.inside(each), path) for each in _list(said.get("allOf"))]
             return _joined(parts, path)
         finally:
             self._open.pop()
 
-    def _alternative(self, branches: Any, base: str, path: str) -> _Limits:  # noqa: ANN401 - JSON
+    def _alternative(self, branches: Any, at: Location, path: str) -> _Limits:  # noqa: ANN401 - JSON
         """One type, or null. Of alternatives that only restrict an object further, nothing is known."""
         if not isinstance(branches, list):
             raise UsageError(f"this is not a JSON Schema: its alternatives{_at(path)} are not a list")
@@ -263,35 +260,26 @@ class _Reader:
             return _Limits()
         if len(others) != 1:
             raise _no_type(path, f"is one of {len(others)} alternatives")
-        inner = self._limits(others[0], base, path)
+        inner = self._limits(others[0], at.inside(others[0]), path)
         return replace(inner, nullable=True) if len(others) < len(branches) else inner
 
-    def _applies_siblings(self, base: str) -> bool:
-        """Whether words alongside a `$ref` count, as they do from JSON Schema 2019-09 on."""
-        dialect = self._documents[base].get("$schema")
-        return isinstance(dialect, str) and "/draft/20" in dialect
-
-    def _referred(self, ref: Any, base: str, path: str) -> tuple[Any, str]:  # noqa: ANN401 - JSON
-        """The schema to which a reference leads, and its document."""
+    def _referred(self, ref: Any, at: Location, path: str) -> tuple[Any, Location]:  # noqa: ANN401 - JSON
+        """The schema to which a reference leads, and where that is."""
         self._nodes += 1
         if not isinstance(ref, str) or self._nodes > _MOST_NODES:
             raise UsageError(f"this is not a JSON Schema: a $ref{_at(path)} is not text, or leads to itself")
-        url, fragment = urldefrag(ref)
-        name = base if not url else next((self._names[each] for each in (url, ref) if each in self._names), None)
-        if name is None:
-            raise UsageError(f"the JSON Schema refers to {ref!r}{_at(path)}, which is not among its references")
-        found = self._documents[name]
-        for part in fragment.split("/")[1:]:
-            key = unquote(part).replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, dict) or key not in found:
-                raise UsageError(f"the JSON Schema refers to {ref!r}{_at(path)}, which there is not")
-            found = found[key]
-        if fragment and not fragment.startswith("/"):
-            raise UsageError(f"the JSON Schema refers to {ref!r}{_at(path)}; only paths such as #/definitions/x are followed")
-        return found, name
+        url, _, fragment = ref.partition("#")
+        try:
+            found, at = at.document(url) if url else at.part("")
+        except LookupError:
+            raise UsageError(f"the JSON Schema refers to {ref!r}{_at(path)}, which is not among its references") from None
+        try:
+            return at.part(fragment) if fragment else (found, at)
+        except LookupError:
+            raise UsageError(f"the JSON Schema refers to {ref!r}{_at(path)}, which there is not") from None
 
 
-def _own(schema: Mapping[str, Any], base: str, path: str) -> _Limits:
+def _own(schema: Mapping[str, Any], at: Location, path: str) -> _Limits:
     """What a schema says itself, without those that it is put together of."""
     if "prefixItems" in schema:
         raise _no_type(path, "is an array whose first items have other schemas")
@@ -301,9 +289,9 @@ def _own(schema: Mapping[str, Any], base: str, path: str) -> _Limits:
         kinds,
         nullable,
         _constants(schema),
-        {name: ((each, base),) for name, each in properties.items()} if isinstance(properties, dict) else {},
+        {name: ((each, at.inside(each)),) for name, each in properties.items()} if isinstance(properties, dict) else {},
         frozenset(each for each in _list(required) if isinstance(each, str)),
-        ((schema["items"], base),) if "items" in schema else (),
+        ((schema["items"], at.inside(schema["items"])),) if "items" in schema else (),
     )
 
 

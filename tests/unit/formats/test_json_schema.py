@@ -13,6 +13,9 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from jsonschema.validators import validator_for
+from referencing import Registry
+from referencing.jsonschema import specification_with
 
 from headrace.connectors.formats.registry import client
 from headrace.enumerator.errors import UsageError
@@ -140,7 +143,7 @@ def test_what_is_put_together_of_what_was_put_together_has_all_of_its_columns():
     (obj(a={"allOf": [{"$ref": "#/a"}, {}]}) | {"a": {"$ref": "#/a"}}, "contains itself at field 'a'"),
     (obj(a={"allOf": [{"$ref": "#"}, obj(b=STRING)]}), r"contains itself at field 'a\.a'"),
     (obj(a={"$ref": "#/no"}), "refers to '#/no' at field 'a', which there is not"),
-    (obj(a={"$ref": "#anchor"}), "only paths such as #/definitions/x are followed"),
+    (obj(a={"$ref": "#anchor"}), "refers to '#anchor' at field 'a', which there is not"),
     (obj(a={"$ref": "other.json"}), "refers to 'other.json' at field 'a', which is not among its references"),
     (obj(a={"$ref": 5}), "a \\$ref at field 'a' is not text"),
     (obj(a={"allOf": [STRING, obj(b=STRING)]}), "has to be string and object at once at field 'a'"),
@@ -243,6 +246,80 @@ def test_a_reference_is_found_by_the_own_id_of_a_schema_too():
     schema = obj(leg={"$ref": "https://air/leg.json#/properties/to"})
     there = create_format("json-schema", schema=json.dumps(schema), references={"leg": json.dumps(LEG)})
     assert str(there.arrow_type) == "struct<leg: string>"
+
+
+BASE = "http://air/s/order.json"
+SEAT = obj(n=INTEGER)
+REFERENCES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"$id": BASE, **obj(c={"$ref": "seat.json"})}, {"http://air/s/seat.json": SEAT}),
+    ({"$id": BASE, **obj(c={"$ref": "seat.json"})}, {"http://air/s/seat.json": {"$id": "http://air/s/seat.json", **SEAT}}),
+    ({"$id": BASE, **obj(c={"$ref": "./seat.json"})}, {"http://air/s/seat.json": SEAT}),
+    ({"$id": BASE, **obj(c={"$ref": "seat.json"}), "$defs": {"c": {"$id": "seat.json", **SEAT}}}, {}),
+    ({"$id": BASE, **obj(c={"$ref": "order.json#/$defs/c"}), "$defs": {"c": SEAT}}, {}),
+    (obj(a={"allOf": [SEAT]}, c={"$ref": "#/properties/a/allOf/0"}), {}),
+    (obj(c={"$ref": "#cc"}) | {"$defs": {"c": {"$anchor": "cc", **SEAT}}}, {}),
+    # its own document's path, not the one around it
+    ({"$id": BASE, **obj(c={"$ref": "#/$defs/c"}), "$defs": {
+        "n": STRING, "c": {"$id": "seat.json", **obj(n={"$ref": "#/$defs/n"}), "$defs": {"n": INTEGER}}}}, {}),
+    # a base below a base
+    ({"$id": BASE, **obj(c={"$ref": "#/$defs/c"}), "$defs": {
+        "n": STRING, "c": {"$id": "seats/", **obj(n={"$ref": "n.json"}), "$defs": {"n": {"$id": "n.json", **INTEGER}}}}}, {}),
+    ({"$schema": "http://json-schema.org/draft-04/schema#", "id": BASE, **obj(c={"$ref": "seat.json#in"})},
+     {"http://air/s/seat.json": {"definitions": {"s": {"id": "#in", **SEAT}}}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "references"), REFERENCES)
+def test_references_lead_where_jsonschema_follows_them(schema, references):
+    """Regression: legal references were refused, and those in a schema with its own `$id` led into the document around it."""
+    schema = {"$schema": NEWER, **schema}
+    dialect = specification_with(schema["$schema"])
+    registry = Registry().with_resources((name, dialect.create_resource(each)) for name, each in references.items())
+    oracle = validator_for(schema)(schema, registry=registry)
+    there = made(schema, references={name: json.dumps(each) for name, each in references.items()})
+    rows = [{"c": {"n": 2**53 + 1}}, {"c": {"n": "x"}}, {"c": {"n": 1.5}}]
+    decoded = there.decode(pa.array([json.dumps(each).encode() for each in rows]))
+    assert [each.row for each in decoded.bad] == [row for row, each in enumerate(rows) if not oracle.is_valid(each)] == [1, 2]
+    assert decoded.values.field("c").to_pylist()[0] == rows[0]["c"]
+
+
+def test_a_document_is_found_by_the_name_it_was_given_whatever_the_base():
+    references = {"leg.json": {"$id": "https://air/leg.json", **obj(to={"$ref": "place.json"})}, "place.json": STRING}
+    texts = {name: json.dumps(each) for name, each in references.items()}
+    for url in ("leg.json", "https://air/leg.json", "http://air/s/leg.json"):
+        there = made({"$id": BASE, **obj(leg={"$ref": url})}, references=texts)
+        assert str(there.arrow_type) == "struct<leg: struct<to: string>>"
+
+
+def test_one_id_that_several_schemas_have_gives_none_of_them_the_parts_of_another():
+    """Generators of schemas put the same `$id` into each."""
+    same = {"$id": "http://example.com/root.json"}
+    leg = {**same, **obj(to=X), "$defs": {"x": INTEGER}}
+    schema = {**same, **obj(leg={"$ref": "leg.json"}, a=X), "$defs": {"x": STRING}}
+    there = made(schema, references={"leg.json": json.dumps(leg)})
+    assert str(there.arrow_type) == "struct<leg: struct<to: int64>, a: string>"
+    with pytest.raises(UsageError, match=r"two of the JSON Schemas have the address 'http://example.com/root.json'"):
+        made(schema, references={"root.json": json.dumps(leg)})
+
+
+def test_what_referencing_cannot_search_is_read_as_far_as_it_can_be():
+    odd = {"$id": "http://air/odd.json", "definitions": [1], "allOf": [5], "$defs": {"x": INTEGER}}
+    assert str(made({**odd, **obj(a=X)}).arrow_type) == "struct<a: int64>"
+    for url in ("other.json", "http://[x"):
+        with pytest.raises(UsageError, match="not among its references"):
+            made({**odd, **obj(a={"$ref": url})})
+    there = made(
+        {"$id": "http://[x", **obj(a=X, b={"$ref": "http://[y"}), "$defs": {"x": INTEGER}},
+        references={"http://[y": "{}"},
+        fields=["a"],
+    )
+    assert str(there.arrow_type) == "struct<a: int64>"
+
+
+def test_paths_in_the_place_of_ids_and_what_is_not_an_id_give_no_base():
+    for name in ("#/properties/a", "#a", 5, None):
+        schema = obj(a={"$id": name, **obj(b=X)}) | {"$defs": {"x": INTEGER}}
+        assert str(made({"$schema": NEWER, **schema}).arrow_type) == "struct<a: struct<b: int64>>"
 
 
 def test_a_property_with_a_dot_in_its_name_is_asked_for_between_backticks():
