@@ -2,7 +2,8 @@
 
 Values are joined and read at once, which takes a fraction of what a parse of each takes. Where that fails, two regular
 expressions find the values that may be bad, Python parses these alone, and the others are read again. What both do not find,
-Python is to find among all values; and what it does not find, either, is found by halving.
+Python is to find among all values; what Arrow's reader refuses in fields that are skipped is then left out, and what remains is
+found by halving.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ _REOPENS = r'\][ \t\r\n]*,[ \t\r\n]*"(?:[^"\\]|\\.)*"[ \t\r\n]*:[ \t\r\n]*\['
 _BLANK = r"[ \t\r\n]*"
 _SCALAR = r'(?:[^"\[\]{},]*|[ \t\r\n]*"(?:[^"\\]|\\.)*"[ \t\r\n]*)'
 _WIDTHS = {32: "<f", 64: "<d"}
+_NO_FLOATS: Mapping[str, str] = {}
 _MOST_DIGITS = 38  # of a decimal of 128 bits
+_MOST_INTEGER_DIGITS = 400  # a double of more is infinite
 _BRIEF = 120  # characters of the reader's own message
 
 
@@ -97,7 +100,7 @@ class JsonFormat(ValueFormat):
         if found != self._read_type:
             raise UsageError(f"JSON values cannot be {arrow_type}: objects have each field once")
         parse_float = Decimal if "decimal" in str(self._type) else None  # it costs as much as a small value
-        self._decoder = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=parse_float, object_pairs_hook=_object)
+        self._decoder = _decoder(parse_float)
         self._misfit = _check(self._type, "")
         self._misfits = "|".join(_misfits(self._type))
         self._has_floats = any(name in str(self._type) for name in ("float", "double"))
@@ -162,7 +165,11 @@ class JsonFormat(ValueFormat):
                 return self._read_good(texts, wrong)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 pass
-        good = _without(texts, wrong)
+        good = pa.array([self._known(text, _OF_DIGITS) for text in _without(texts, wrong).to_pylist()], texts.type)
+        try:
+            return self._read(good, self._lines(good))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            pass
         windows = range(0, len(texts), _WINDOW)
         return pa.concat_arrays([self._halved(good.slice(first, _WINDOW), first, wrong) for first in windows])
 
@@ -181,7 +188,14 @@ class JsonFormat(ValueFormat):
 
     def _with_numbers(self, text: bytes) -> bytes:
         """With what Arrow's reader takes for a number in place of its string; as it is if Python finds a fault."""
-        return text if self._fault(text) else _respelled(_OF_DIGITS.decode(text.decode()), self._type, _NOT_FINITE).encode()
+        return text if self._fault(text) else self._known(text, _OF_DIGITS, _NOT_FINITE)
+
+    def _known(self, text: bytes, decoder: json.JSONDecoder, floats: Mapping[str, str] = _NO_FLOATS) -> bytes:
+        """Only the fields of the type, as `_respelled` has them; all of it if Python cannot parse it."""
+        try:
+            return _respelled(_loaded(text.decode(), decoder), self._type, floats).encode()
+        except (ValueError, RecursionError):
+            return text
 
     def _suspects(self, texts: pa.Array) -> Iterable[int]:
         """Rows that do not look like JSON, or whose fields may not fit: most of the bad ones, and few others."""
@@ -215,8 +229,10 @@ class JsonFormat(ValueFormat):
             return _NOT_UTF8
         except json.JSONDecodeError as error:
             return f"is not JSON: {error.msg} at character {error.pos}"
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             return f"is not JSON: {type(error).__name__}"
+        except RecursionError:  # Arrow's reader knows no depth, and takes NaN in what it skips
+            return "is not JSON: RecursionError" if re.search(_CONSTANTS.encode(), text) else None
         except ArithmeticError:  # an exponent that decimals do not have
             return None
         return self._misfit(parsed)
@@ -273,7 +289,7 @@ class WholeNumbers(JsonFormat):
 
     def _with_digits(self, text: bytes) -> bytes | None:
         """None if it does not fit the type then, either."""
-        return None if self._fault(text, _OF_WHOLE) else _respelled(_OF_DIGITS.decode(text.decode()), self._type, {}).encode()
+        return None if self._fault(text, _OF_WHOLE) else self._known(text, _OF_WHOLE_DIGITS)
 
 
 def wide_decimals(schema: pa.Schema) -> pa.Schema | None:
@@ -421,6 +437,20 @@ class _Digits(str):
 
     __slots__ = ()
 
+    def of(self, _kind: pa.DataType) -> str:
+        """Its text for a value of this type."""
+        return self
+
+
+class _WholeDigits(_Digits):
+    """A number that may be an integer, however it was written."""
+
+    __slots__ = ()
+
+    def of(self, kind: pa.DataType) -> str:
+        """Digits for an integer."""
+        return str(_whole(self)) if pa.types.is_integer(kind) else self
+
 
 def _whole(number: str) -> int | float:
     """An integer if it is one, whose every digit is kept; a float otherwise, also of what no integer of 64 bits is."""
@@ -433,12 +463,25 @@ def _whole(number: str) -> int | float:
     return int(exact) if 0 <= exact.adjusted() < _MOST_DIGITS and exact == int(exact) else float(number)
 
 
-_OF_DIGITS = json.JSONDecoder(parse_int=_Digits, parse_float=_Digits)
-_OF_WHOLE = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_whole, object_pairs_hook=_object)
+def _integer(digits: str) -> int | float:
+    """An infinity for one that no type holds, as Python refuses those of thousands of digits."""
+    return int(digits) if len(digits) < _MOST_INTEGER_DIGITS else math.inf
+
+
+def _decoder(parse_float: Callable[[str], Any] | None) -> json.JSONDecoder:
+    """Refuses what is not JSON."""
+    return json.JSONDecoder(
+        parse_constant=_refuse_constant, parse_int=_integer, parse_float=parse_float, object_pairs_hook=_object
+    )
+
+
+_OF_DIGITS = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_Digits, parse_float=_Digits)
+_OF_WHOLE_DIGITS = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_WholeDigits, parse_float=_WholeDigits)
+_OF_WHOLE = _decoder(_whole)
 
 
 def _respelled(value: Any, kind: pa.DataType, floats: Mapping[str, str]) -> str:  # noqa: ANN401 - JSON
-    """The fields of the type, as JSON whose integers are digits, and with what is in the place of texts that are floats."""
+    """The fields of the type, as JSON with the digits that were there, and with what `floats` has in the place of texts."""
     if pa.types.is_struct(kind) and isinstance(value, dict):
         fields = (
             f"{_quoted(each.name)}:{_respelled(value[each.name], each.type, floats)}" for each in kind if each.name in value
@@ -447,7 +490,7 @@ def _respelled(value: Any, kind: pa.DataType, floats: Mapping[str, str]) -> str:
     if _is_list(kind) and isinstance(value, list):
         return "[" + ",".join(_respelled(each, kind.value_type, floats) for each in value) + "]"
     if isinstance(value, _Digits):
-        return str(_whole(value)) if pa.types.is_integer(kind) else value
+        return value.of(kind)
     return floats[value] if pa.types.is_floating(kind) and value in floats else json.dumps(value)
 
 
