@@ -2,7 +2,8 @@
 
 fastavro's parser checks the JSON and completes the names. What the specification says to ignore is ignored: a logical type
 that is unknown, or that does not fit the type it is on. A default of another type than its field's is an error where it is
-needed: registries are full of them, as Avro before 1.9 did not check.
+needed: registries are full of them, as Avro before 1.9 did not check. Names of other characters, and branches of one type, are
+taken as they are, as their values are read and written all the same.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -198,6 +200,10 @@ class _Tree:
         if self._nodes > MOST_NODES:
             raise UsageError(f"the Avro schema has more than {MOST_NODES} types, each use of a named type counted")
         if isinstance(schema, list):
+            if any(isinstance(branch, list) for branch in schema):
+                raise UsageError(
+                    "the Avro schema has a union directly in a union, which Avro does not allow; make it one union"
+                )
             return AvroUnion(tuple(self.node(branch, open_names) for branch in schema))
         if isinstance(schema, str):
             if schema in PRIMITIVES:
@@ -216,10 +222,13 @@ class _Tree:
                 return AvroMap(self.node(schema["values"], open_names))
             case "record" | "error":
                 inside = (*open_names, schema["name"])
+                _check_names(schema["name"], [each["name"] for each in schema["fields"]])
                 return AvroRecord(
                     schema["name"], _aliases(schema), tuple(self._field(each, inside) for each in schema["fields"])
                 )
             case "enum":
+                if not isinstance(schema["symbols"], list):
+                    raise UsageError(f"the symbols of the Avro enum {schema['name']} must be a list")
                 return AvroEnum(schema["name"], _aliases(schema), tuple(schema["symbols"]), schema.get("default"))
             case "fixed":
                 return _with_logical(AvroFixed(schema["name"], _aliases(schema), _size(schema)), schema)
@@ -243,18 +252,28 @@ def _size(schema: Mapping[str, Any]) -> int:
     return size
 
 
+def _check_names(record: str, names: Sequence[object]) -> None:
+    """That a record's fields have names, and each its own: the parser passes anything on, and columns are found by name."""
+    if others := [name for name in names if not isinstance(name, str)]:
+        raise UsageError(f"the Avro record {record} has a field whose name is {others[0]!r}: it must be text")
+    if repeated := [name for name, times in Counter(names).items() if times > 1]:
+        raise UsageError(f"the Avro record {record} has two fields {repeated[0]!r}; rename one")
+
+
 def _aliases(schema: Mapping[str, Any]) -> tuple[str, ...]:
     """Full names: an alias without a namespace is in that of the type (as the specification has it)."""
-    namespace = schema["name"].rpartition(".")[0]
-    return tuple(alias if "." in alias or not namespace else f"{namespace}.{alias}" for alias in schema.get("aliases", ()))
+    namespace, aliases = schema["name"].rpartition(".")[0], schema.get("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+        raise UsageError(f"the aliases of the Avro type {schema['name']} must be a list of names, not {aliases!r}")
+    return tuple(alias if "." in alias or not namespace else f"{namespace}.{alias}" for alias in aliases)
 
 
 def _with_logical(node: AvroPrimitive | AvroFixed, schema: Mapping[str, Any]) -> AvroPrimitive | AvroFixed:
     logical = schema.get("logicalType")
     kind = "fixed" if isinstance(node, AvroFixed) else node.kind
-    if kind not in _LOGICAL_ON.get(logical or "", ()):
+    if not isinstance(logical, str) or kind not in _LOGICAL_ON.get(logical, ()):
         return node
-    if isinstance(node, AvroFixed) and node.size != _LOGICAL_SIZES.get(logical or "", node.size):
+    if isinstance(node, AvroFixed) and node.size != _LOGICAL_SIZES.get(logical, node.size):
         return node
     if logical != "decimal":
         return replace(node, logical=logical)
