@@ -130,6 +130,8 @@ def values(schema: Any, simple: Mapping[str, st.SearchStrategy[Any]] | None = No
             return st.sampled_from(schema["symbols"])
         case "fixed":
             return st.binary(min_size=schema["size"], max_size=schema["size"])
+    if isinstance(schema, dict) and schema.get("logicalType") == "uuid":
+        return st.uuids().map(str)
     if isinstance(schema, dict) and schema.get("logicalType") == "decimal":
         most = 10 ** schema["precision"] - 1
         return st.integers(-most, most).map(_unscaled)

@@ -16,6 +16,8 @@ from headrace.connectors.formats.avro.schema import AvroArray, AvroEnum, AvroMap
 from headrace.connectors.formats.value_format import check_values, exactly
 from headrace.enumerator.errors import UsageError
 
+_UUID = r"\A[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\z"
+
 
 def encode(schema: AvroType, values: pa.Array) -> pa.Array:
     """Each value in Avro's encoding by this schema, as a binary column; a null row stays null, whatever the schema.
@@ -89,6 +91,8 @@ class _Binder:
     def _dense(self, place: int, schema: AvroUnion, array: pa.Array, path: str) -> Any:  # noqa: ANN401 - of the kernel
         if array.type != arrow_type(schema, path):
             raise UsageError(f"{_named(path)} is {array.type}; this Avro union takes {arrow_type(schema, path)}")
+        if sum(len(array.field(i)) for i in range(len(schema.branches))) != len(array):
+            array = array.take(pa.array(np.arange(len(array))))  # without what is outside of a slice, which is checked, too
         branches = [self.part(each, array.field(i), path) for i, each in enumerate(schema.branches)]
         return kernel.WriteUnion(self.out, place, array, branches)
 
@@ -108,9 +112,9 @@ class _Binder:
                 return kernel.WriteItems(self.out, place, array, kernel.WriteRecord(self.out, place, [key, value]))
             case AvroEnum():
                 return kernel.WriteNumber(self.out, place, _indices(schema, array, path))
-        return self._scalar(place, schema, array)
+        return self._scalar(place, schema, array, path)
 
-    def _scalar(self, place: int, schema: Any, array: pa.Array) -> Any:  # noqa: ANN401 - of the kernel
+    def _scalar(self, place: int, schema: Any, array: pa.Array, path: str) -> Any:  # noqa: ANN401 - of the kernel
         kind, out = array.type, self.out
         if schema.logical == "decimal":
             return kernel.WriteDecimal(out, place, array, getattr(schema, "size", 0))
@@ -122,6 +126,8 @@ class _Binder:
             return kernel.Part(out, place, None)
         if pa.types.is_boolean(kind):
             return kernel.WriteBoolean(out, place, array)
+        if schema.logical == "uuid":
+            _check_uuids(array, path)
         if kind in (pa.binary(), pa.string()):
             return kernel.WriteBinary(out, place, array)
         if pa.types.is_floating(kind) or pa.types.is_fixed_size_binary(kind):
@@ -156,6 +162,13 @@ def _cast(schema: AvroType, array: pa.Array, path: str) -> pa.Array:
         return array if kind == wanted else exactly(array, wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise UsageError(f"{_named(path)} is {kind}; this Avro type takes {wanted}: {error}") from error
+
+
+def _check_uuids(array: pa.Array, path: str) -> None:
+    others = pc.invert(pc.match_substring_regex(array, _UUID))
+    if pc.any(others).as_py():
+        row = pc.index(others, True).as_py()
+        raise UsageError(f"{_named(path)} has a value at {row} that is not a UUID of 36 characters")
 
 
 def _indices(schema: AvroEnum, array: pa.Array, path: str) -> pa.Array:
