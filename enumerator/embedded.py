@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Generic, Self
 
 from headrace.enumerator import events as ev
@@ -35,6 +36,14 @@ class _Slot(Generic[SplitT]):
         self.reader = reader
         self.progress: ReaderProgress[SplitT] = ReaderProgress()
         self.reported: Mapping[str, SplitState[SplitT]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _ReportCompleted(Generic[SplitT]):
+    """Call `checkpoint_completed` of the reader with these."""
+
+    reader: int
+    splits: tuple[SplitT, ...]
 
 
 class EmbeddedRun(Generic[SplitT]):
@@ -68,10 +77,9 @@ class EmbeddedRun(Generic[SplitT]):
         self._slots: dict[int, _Slot[SplitT]] = {}
         self._due_at: float | None = None
         self._persisting: Checkpoint[SplitT] | None = None
-        self._declined = ""
         self._last_id = 0
         self._closed = self._released = False
-        self._commands: deque[Command[SplitT]] = deque()
+        self._commands: deque[Command[SplitT] | _ReportCompleted[SplitT]] = deque()
         self._handed: tuple[int, SplitBatch[SplitT]] | None = None
         self._readers_are_behind = False
         self._is_deciding = False
@@ -151,14 +159,14 @@ class EmbeddedRun(Generic[SplitT]):
     def checkpoint(self) -> bytes:
         """The state as of what `poll` has returned. Store it, then call `checkpoint_completed` (or `checkpoint_aborted`).
 
-        Raises StateError when no checkpoint is available now.
+        An earlier one of which neither was called is aborted.
         """
         self._note_delivered()
+        if self._persisting is not None:
+            self._decide(ev.CheckpointAborted(self._end_checkpoint()))
         self._last_id += 1
-        self._declined = ""
         self._decide(ev.CheckpointTriggered(self._last_id))
-        if self._persisting is None or self._declined:
-            raise StateError(f"no checkpoint is available now: {self._declined}")
+        assert self._persisting is not None, "splits are found when a run is made, and its readers answer at once"
         return self._serializer.serialize(self._persisting)
 
     def checkpoint_completed(self) -> None:
@@ -168,22 +176,24 @@ class EmbeddedRun(Generic[SplitT]):
         them for good; the checkpoint is completed all the same.
         """
         self._check_state()
-        completed, self._persisting = self._under_way(), None
-        for slot in self._slots.values():
+        completed = self._end_checkpoint()
+        for reader, slot in self._slots.items():
             slot.progress.checkpoint_completed(slot.reported)
-            slot.reader.checkpoint_completed([state.split for state in slot.reported.values()])
-        self._send(ev.CheckpointCompleted(completed.checkpoint_id))
+            self._commands.append(_ReportCompleted(reader, tuple(state.split for state in slot.reported.values())))
+        self._send(ev.CheckpointCompleted(completed))
 
     def checkpoint_aborted(self) -> None:
         """The bytes of the last `checkpoint` were not stored."""
         self._check_state()
-        self._send(ev.CheckpointAborted(self._under_way().checkpoint_id))
-        self._persisting = None
+        self._send(ev.CheckpointAborted(self._end_checkpoint()))
 
-    def _under_way(self) -> Checkpoint[SplitT]:
+    def _end_checkpoint(self) -> int:
+        """The id of the one under way, of which the coordinator is to hear next."""
         if self._persisting is None:
             raise UsageError("no checkpoint is under way: call checkpoint() first")
-        return self._persisting
+        checkpoint_id = self._persisting.checkpoint_id
+        self._is_deciding, self._persisting = True, None
+        return checkpoint_id
 
     def lose_reader(self, reader: int) -> None:
         """Close one reader; its splits continue elsewhere from the last completed checkpoint."""
@@ -202,7 +212,8 @@ class EmbeddedRun(Generic[SplitT]):
 
     def _end(self, reader: int) -> None:
         self._slots.pop(reader).reader.close()
-        self._commands = deque(each for each in self._commands if not (isinstance(each, ev.Assign) and each.reader == reader))
+        of_readers = ev.Assign, _ReportCompleted
+        self._commands = deque(each for each in self._commands if not (isinstance(each, of_readers) and each.reader == reader))
 
     def close(self) -> None:
         """Close readers and discovery. May be called more than once; a checkpoint can still be taken afterwards."""
@@ -296,8 +307,6 @@ class EmbeddedRun(Generic[SplitT]):
                 self._commands.append(command)
             case ev.PersistCheckpoint(checkpoint):
                 self._persisting = checkpoint
-            case ev.DeclineCheckpoint(_, reason):
-                self._declined = reason
             case ev.NoMoreSplits() | ev.SourceFinished():
                 pass  # readers here are polled until the whole source has `finished`, which is read off the ledger
             case _:
@@ -320,12 +329,15 @@ class EmbeddedRun(Generic[SplitT]):
                 self._decide(answer)
             self._is_deciding = False
 
-    def _carry_out(self, command: Command[SplitT]) -> Event[SplitT] | None:
+    def _carry_out(self, command: Command[SplitT] | _ReportCompleted[SplitT]) -> Event[SplitT] | None:
         """May be interrupted, and is then repeated."""
         match command:
             case ev.Assign(reader, splits):
                 if not self._readers_are_behind and not self._closed:  # else a new reader starts with them
                     self._slots[reader].reader.add_splits(splits)
+                return None
+            case _ReportCompleted(reader, splits):
+                self._slots[reader].reader.checkpoint_completed(splits)
                 return None
             case ev.Fail(error):
                 raise error

@@ -115,7 +115,8 @@ class SourceDriver(Generic[SplitT]):
     def perform(self, command: ev.SourceCommand[SplitT]) -> ev.SourceAnswer[SplitT] | None:
         """Carry out one command. Returns the event that answers it, if any.
 
-        Raises what the source raises of missing splits, and of positions and finished splits that it refuses for good.
+        Raises what the source raises of missing splits, and of positions and finished splits that it refuses for good; and
+        MemoryError.
         """
         match command:
             case ev.DiscoverInitial(limit):
@@ -180,6 +181,8 @@ class SourceDriver(Generic[SplitT]):
     def _discover(self, find: Callable[[], DiscoveryResult[SplitT]]) -> ev.SplitsDiscovered[SplitT] | ev.DiscoveryFailed:
         try:
             findings = find()
+        except MemoryError:  # of this process, whatever the source is like
+            raise
         except Exception as error:  # noqa: BLE001 - the enumerator decides whether it is transient
             return ev.DiscoveryFailed(error)
         if findings.inconclusive is None and self._discovery_failures.worked():

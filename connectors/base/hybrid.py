@@ -341,7 +341,7 @@ class HybridSource(StagedSource[HybridSplit]):
         """What the function raises by mistake is not taken for damage of a checkpoint."""
         try:
             return factory(end)
-        except (HeadraceError, OSError):
+        except (HeadraceError, OSError, MemoryError):
             raise
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"

@@ -546,7 +546,10 @@ class KafkaBatches:
         raise StopIteration
 
     def checkpoint(self) -> bytes:
-        """The state as of the batches taken so far: store it, then call `checkpoint_completed`."""
+        """The state as of the batches taken so far: store it, then call `checkpoint_completed`.
+
+        Without that call, as where it could not be stored, the next one takes its place.
+        """
         with self._used():
             return self._run.checkpoint()
 

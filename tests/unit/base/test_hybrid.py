@@ -298,6 +298,14 @@ def test_what_cannot_be_chained_is_refused_by_name(make, said):
         make()
 
 
+def test_memory_that_a_function_cannot_have_is_not_its_mistake():
+    def factory(_):
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        Hybrid(bounded(LOG), then=factory).source_of(1, END)
+
+
 @pytest.mark.parametrize("then", [OTHER, lambda _: OTHER], ids=["a source", "a function"])
 def test_columns_are_compared_behind_a_restore_in_an_earlier_stage(then):
     first, bound = bounded(log_of(a="12"), batch_size=1), Boundedness.BOUNDED

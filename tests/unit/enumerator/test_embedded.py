@@ -149,16 +149,6 @@ def test_positions_are_published_only_when_the_checkpoint_is_durable(monkeypatch
     assert [[split.next_offset for split in splits] for splits in published] == [[2]]
 
 
-def test_a_checkpoint_asked_for_while_one_is_under_way_is_refused_and_harms_it_not():
-    with run_of(MemorySource(log_of(a="12"))) as run:
-        run.checkpoint()
-        with pytest.raises(StateError, match="still under way"):
-            run.checkpoint()
-        run.checkpoint_completed()
-        run.checkpoint()
-        run.checkpoint_completed()
-
-
 @pytest.mark.parametrize("end", [EmbeddedRun.checkpoint_completed, EmbeddedRun.checkpoint_aborted])
 @pytest.mark.parametrize("started", [False, True], ids=["never started", "aborted"])
 def test_a_checkpoint_ends_only_if_it_is_under_way(started, end):
@@ -375,13 +365,6 @@ def test_a_wait_is_shared_by_the_readers_that_have_something_to_read(monkeypatch
     with run_of(MemorySource(log), parallelism=3) as run:
         assert run.poll(3.0) is None
     assert sorted(waits) == shares
-
-
-def test_why_there_is_no_checkpoint_now_is_said():
-    with run_of(MemorySource(log_of(a="12"))) as run:
-        run.checkpoint()
-        with pytest.raises(StateError, match=r"^no checkpoint is available now: checkpoint 1 is still under way$"):
-            run.checkpoint()
 
 
 def test_a_split_that_finished_in_a_completed_checkpoint_is_reported_no_more_and_one_that_did_not_is():

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator
-from headrace.enumerator.errors import StateError, UsageError
+from headrace.enumerator.checkpoint import CheckpointSerializer
+from headrace.enumerator.errors import RetriableError, StateError, UsageError
 from headrace.kafka import KafkaSource, Latest
 from headrace.testing import FakeKafka
 from headrace.testing.memory import MemoryLog, MemoryReader, MemorySource
@@ -137,7 +138,9 @@ def test_an_end_that_was_interrupted_on_its_way_to_the_coordinator_is_not_lost()
             read(run, [])
 
 
-def test_a_look_for_splits_that_was_interrupted_is_repeated():
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_look_for_splits_that_was_interrupted_is_repeated(error):
+    """Regression: a MemoryError in it was raised again by each later call, for ever."""
     log, now_s = MemoryLog(), 0.0
     log.create("a")
     with EmbeddedRun(MemorySource(log), clock=lambda: now_s, discovery_interval_s=10.0) as run:
@@ -146,18 +149,90 @@ def test_a_look_for_splits_that_was_interrupted_is_repeated():
 
         def later(_: object) -> Any:
             discovery.later = real
-            raise KeyboardInterrupt
+            raise error
 
         discovery.later = later
         log.create("b")
         log.append("b", "1")
         now_s = 11.0
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(error):
             run.poll(0.0)
         assert run.checkpoint()  # without another look, which may take long
         run.checkpoint_aborted()
         batches = [run.poll(0.0) for _ in range(3)]
         assert [batch.records.column("value").to_pylist() for batch in batches if batch is not None] == [["1"]]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RetriableError("the queue does not answer")])
+def test_a_checkpoint_that_a_reader_cannot_publish_is_completed_all_the_same(monkeypatch, error):
+    """Regression: a reader's `checkpoint_completed` that raised once was the end of all checkpoints of the run."""
+    heard: list[object] = []
+
+    def completed(reader: object, _: object) -> None:
+        heard.append(reader)
+        if len(heard) == 1:
+            raise error
+
+    published: list[object] = []
+    monkeypatch.setattr(MemoryReader, "checkpoint_completed", completed)
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda _, splits: published.append(splits))
+    with EmbeddedRun(source(), clock=lambda: 0.0, parallelism=2) as run:
+        readers = [slot.reader for slot in run._slots.values()]
+        values: list[str] = []
+        run.checkpoint()
+        with pytest.raises(error if isinstance(error, type) else type(error)):
+            run.checkpoint_completed()
+        read(run, values)
+        repeated = [readers[0]] if isinstance(error, type) else []
+        assert heard == [readers[0], *repeated, readers[1]]
+        assert len(published) == 1
+        run.checkpoint()
+        run.checkpoint_completed()
+        assert sorted(values) == list("123456")
+        assert len(published) == 2
+
+
+def test_a_reader_that_is_lost_is_not_told_of_the_checkpoint_that_it_could_not_publish(monkeypatch):
+    told: list[object] = []
+
+    def completed(reader: object, _: object) -> None:
+        told.append(reader)
+        raise RetriableError("the queue does not answer")
+
+    monkeypatch.setattr(MemoryReader, "checkpoint_completed", completed)
+    with EmbeddedRun(source(), clock=lambda: 0.0, parallelism=2) as run:
+        run.checkpoint()
+        with pytest.raises(RetriableError):
+            run.checkpoint_completed()
+        run.lose_reader(1)
+        run.start_reader(1)
+        read(run, [])
+        assert len(told) == 1
+
+
+def test_a_checkpoint_that_was_not_stored_or_was_interrupted_is_aborted_by_the_next_one(monkeypatch):
+    """Regression: each later `checkpoint` raised StateError."""
+    published: list[Any] = []
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda _, splits: published.append(splits))
+    real = CheckpointSerializer.serialize
+
+    def serialize(*_: object) -> bytes:
+        monkeypatch.setattr(CheckpointSerializer, "serialize", real)
+        raise KeyboardInterrupt
+
+    with EmbeddedRun(MemorySource(log_of(a="123"), batch_size=1), clock=lambda: 0.0) as run:
+        for expected in (1, 2):
+            run.poll(0.0)
+            assert b'"next":%d' % expected in run.checkpoint()
+        monkeypatch.setattr(CheckpointSerializer, "serialize", serialize)
+        with pytest.raises(KeyboardInterrupt):
+            run.checkpoint()
+        run.poll(0.0)
+        run.checkpoint()
+        run.checkpoint_completed()
+        assert [[split.next_offset for split in splits] for splits in published] == [[3]]
+        with pytest.raises(UsageError, match="no checkpoint is under way"):
+            run.checkpoint_completed()
 
 
 def test_a_close_that_was_interrupted_is_completed_by_the_next_one(monkeypatch):
