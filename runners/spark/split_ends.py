@@ -3,6 +3,10 @@
 `<location>/<chain>/<sequence>-<reading>-<task>`: one small file for each task, created by the first of its attempts that has
 read. It names the file with the rows where the source would not give them again (`Source.repeatable`). Called in Spark's
 workers, and by the planner in the driver's process.
+
+A task that is never computed records nothing, and its splits are read by a later batch. The mark of the reading,
+`<location>/<chain>/<sequence>-<reading>`, distinguishes that from a lost record: it is there from before the batch runs until
+each of its tasks has a record.
 """
 
 from __future__ import annotations
@@ -74,6 +78,12 @@ class EndsLog(Generic[SplitT]):
         if not self.format.source.repeatable:
             self._store(ROWS_FOLDER).make_folder(chain)
 
+    def open(self, reading: SplitReading[SplitT]) -> SplitReading[SplitT]:
+        """The reading as it is to be stored, whose tasks may record from now on. Driver's process."""
+        with _translated(self.checkpoint):
+            self._store().create(_mark(reading), b"", f"{reading.chain}/.{uuid4().hex}.tmp")
+        return replace(reading, marked=True)
+
     def find(self, task: TaskName) -> TaskEnds[SplitT] | None:
         """What an attempt has recorded; None where none has. Raises StateError for a damaged record."""
         try:
@@ -143,13 +153,21 @@ class EndsLog(Generic[SplitT]):
         """Where the tasks of a reading have stopped, whose batch is committed. Driver's process.
 
         A task without a record has given no row to anything that counts. A record is made for it, that it has read nothing, so
-        that an attempt which is still under way somewhere can make none.
+        that an attempt which is still under way somewhere can make none. Raises StateError for a record that was there.
         """
-        tasks = [TaskName.of(reading, number) for number in range(len(reading.tasks))]
-        if len(tasks) < _READS_AT_ONCE:
-            return list(map(self._closed, tasks, reading.tasks))
-        with ThreadPoolExecutor(_READS_AT_ONCE) as pool:  # of a store far away each takes tens of milliseconds
-            return list(pool.map(self._closed, tasks, reading.tasks))
+
+        def close(number: int) -> TaskEnds[SplitT]:
+            return self._closed(reading, number)
+
+        numbers = range(len(reading.tasks))
+        if len(numbers) < _READS_AT_ONCE:
+            ends = list(map(close, numbers))
+        else:
+            with ThreadPoolExecutor(_READS_AT_ONCE) as pool:  # of a store far away each takes tens of milliseconds
+                ends = list(pool.map(close, numbers))
+        if reading.marked:
+            self._store().remove(_mark(reading))
+        return ends
 
     def remove_old(self, reading: SplitReading[SplitT]) -> None:
         """Remove the query's records that no replay can ask for any more. What cannot be removed now is the next call's."""
@@ -161,13 +179,23 @@ class EndsLog(Generic[SplitT]):
             if sequence.isdecimal() and int(sequence) < reading.sequence - KEPT_READINGS:
                 store.remove(f"{reading.chain}/{name}")
 
-    def _closed(self, task: TaskName, splits: Sequence[SplitT]) -> TaskEnds[SplitT]:
-        nothing = TaskEnds({split.split_id: SplitEnd(split, 0, finished=False) for split in splits}, is_limited=False)
-        if (found := self.find(task)) is not None:
+    def _closed(self, reading: SplitReading[SplitT], number: int) -> TaskEnds[SplitT]:
+        task = TaskName.of(reading, number)
+        found = self.find(task)
+        if found is None and reading.marked and self._store().size(_mark(reading)) is None:
+            found = self.find(task)  # a driver that was replaced may have closed the reading just now
+            if found is None:
+                raise StateError(
+                    f"{self.checkpoint}/{FOLDER}/{task.file} is gone, which says how far a batch has read: it would be read "
+                    "twice. Put the folder back as it was when the query stopped, or start with a new checkpoint"
+                )
+        if found is not None:
             return found
+        splits = reading.tasks[number]
+        nothing = TaskEnds({split.split_id: SplitEnd(split, 0, finished=False) for split in splits}, is_limited=False)
         if self.record(task, nothing):
             return replace(nothing, is_read=False)
-        return self._closed(task, splits)
+        return self._closed(reading, number)
 
     def _other_columns(self, name: str) -> StateError:
         return StateError(
@@ -178,6 +206,10 @@ class EndsLog(Generic[SplitT]):
     def _store(self, folder: str = FOLDER) -> Store:
         options: dict[str, Any] = {}
         return open_store(f"{normal_path(self.checkpoint)}/{folder}", options)
+
+
+def _mark(reading: SplitReading[SplitT]) -> str:
+    return file_prefix(reading.chain, reading.sequence, reading.reading).rstrip("-")
 
 
 def _is_renamed(found: pa.DataType, wanted: pa.DataType) -> bool:

@@ -8,7 +8,7 @@ What is stored, in the envelope of `headrace.enumerator.envelope`, version 1:
 
     {"source": "lines", "initial": false, "chain": "<uuid>", "sequence": 7, "reading": "<uuid>", "split_version": 1,
      "tasks": [[{...}, {...}], [{...}]], "unread": [{...}], "finished": [{...}], "cursor": null, "more": false,
-     "exhausted": false}
+     "exhausted": false, "marked": true}
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class SplitReading(Generic[SplitT]):
     `tasks`: of each task its splits, where they start. `unread`: found, and in no task of this batch. `finished`: read to their
     end, as far as discovery needs to know them. `cursor` and `more` are those of an incremental discovery. `exhausted`: no
     split will ever be added. `chain` names the query, `sequence` counts its readings, and `reading` names this one.
+    `marked`: until it is closed, a file among its records says that some of them may be missing.
     """
 
     chain: str
@@ -60,6 +61,7 @@ class SplitReading(Generic[SplitT]):
     cursor: JsonObject | None = None
     more: bool = False
     exhausted: bool = False
+    marked: bool = False
 
     @property
     def splits(self) -> list[SplitT]:
@@ -155,6 +157,7 @@ class ReadingFormat(Generic[SplitT]):
             "cursor": reading.cursor,
             "more": reading.more,
             "exhausted": reading.exhausted,
+            **({"marked": True} if reading.marked else {}),
         }
         return SPLITS.seal(body).decode()
 
@@ -176,6 +179,7 @@ class ReadingFormat(Generic[SplitT]):
                 cursor=None if body["cursor"] is None else stored_object(body["cursor"]),
                 more=stored_truth(body["more"]),
                 exhausted=stored_truth(body["exhausted"]),
+                marked=stored_truth(body.get("marked", False)),
             )
 
     def ends_to_json(self, ends: TaskEnds[SplitT]) -> bytes:

@@ -148,9 +148,7 @@ class SplitPlanner(SourcePlanner[SplitT]):
         self._count_unused(over)
         reading = next_reading(before, backlog, tasks)
         self._probed = reading.reading if needs_probe else None
-        if self._ends is not None:
-            self._keep_ends(self._ends, reading)
-        return self._format.to_json(reading)
+        return self._format.to_json(reading if self._ends is None else self._opened(self._ends, reading))
 
     def tasks(self, end: str) -> list[PlannedTask[SplitT]]:
         """The tasks of the batch that ends there, also when it is run again."""
@@ -409,11 +407,12 @@ class SplitPlanner(SourcePlanner[SplitT]):
             with closing(self._probe[1]):
                 self._probe = None
 
-    def _keep_ends(self, ends: EndsLog[SplitT], reading: SplitReading[SplitT]) -> None:
+    def _opened(self, ends: EndsLog[SplitT], reading: SplitReading[SplitT]) -> SplitReading[SplitT]:
         if self._prepared != reading.chain:
             ends.prepare(reading.chain)
             self._prepared = reading.chain
         ends.remove_old(reading)
+        return ends.open(reading)
 
 
 def _size(split: SplitT) -> int:

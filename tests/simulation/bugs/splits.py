@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.enumerator.source import SplitBatch
-from headrace.runners.spark import offset_log, split_stream, split_tasks
+from headrace.runners.spark import offset_log, split_ends, split_stream, split_tasks
 from headrace.runners.spark.split_ends import EndsLog, TaskName
 from headrace.runners.spark.split_state import SplitEnd, TaskEnds
 from headrace.runners.spark.split_stream import SplitPlanner
@@ -79,31 +79,40 @@ def positions_are_those_of_the_last_record(read_on: Any, self: Any, clock: Any) 
 
 # --- the planner ----------------------------------------------------------------------------------------------------------
 @instead_of(EndsLog, "_closed")
-def a_task_without_a_record_is_taken_as_read(closed: Any, self: Any, task: TaskName, splits: Any) -> Any:
+def a_task_without_a_record_is_taken_as_read(closed: Any, self: Any, reading: Any, number: int) -> Any:
     """A mutant: whatever is in a reading was read."""
-    found = closed(self, task, splits)
-    shelf = self.format.source.shelf
-    ends = {s.split_id: SplitEnd(replace(s, start=len(shelf.lists[s.split_id])), 0, finished=False) for s in splits}
+    found = closed(self, reading, number)
+    lists, splits = self.format.source.shelf.lists, reading.tasks[number]
+    ends = {s.split_id: SplitEnd(replace(s, start=len(lists[s.split_id])), 0, finished=False) for s in splits}
     return found if any(end.rows or end.finished for end in found.ends.values()) else TaskEnds(ends, is_limited=False)
 
 
 @instead_of(EndsLog, "_closed")
-def batches_are_not_closed(_: Any, self: Any, task: TaskName, splits: Any) -> Any:
+def batches_are_not_closed(_: Any, self: Any, reading: Any, number: int) -> Any:
     """A zombie records where it stopped though its batch is over, and gives its rows."""
-    found = self.find(task)
-    nothing = {split.split_id: SplitEnd(split, 0, finished=False) for split in splits}
+    found = self.find(TaskName.of(reading, number))
+    nothing = {split.split_id: SplitEnd(split, 0, finished=False) for split in reading.tasks[number]}
     return TaskEnds(nothing, is_limited=False) if found is None else found
 
 
 @instead_of(EndsLog, "_closed")
-def a_zombie_that_records_meanwhile_is_not_seen(_: Any, self: Any, task: TaskName, splits: Any) -> Any:
+def a_zombie_that_records_meanwhile_is_not_seen(_: Any, self: Any, reading: Any, number: int) -> Any:
     """The planner does not look again, where it was not the one that has closed the task."""
+    task = TaskName.of(reading, number)
     found = self.find(task)
     if found is not None:
         return found
-    nothing = TaskEnds({split.split_id: SplitEnd(split, 0, finished=False) for split in splits}, is_limited=False)
+    ends = {split.split_id: SplitEnd(split, 0, finished=False) for split in reading.tasks[number]}
+    nothing = TaskEnds(ends, is_limited=False)
     self.record(task, nothing)
     return nothing
+
+
+@instead_of(EndsLog, "closed")
+def a_batch_is_closed_before_its_tasks_are(closed: Any, self: Any, reading: Any) -> Any:
+    """A driver that dies in between leaves a task without a record, which a later one takes for a lost one."""
+    self._store().remove(split_ends._mark(reading))
+    return closed(self, reading)
 
 
 @instead_of(SplitPlanner, "_remembered")

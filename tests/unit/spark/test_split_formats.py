@@ -67,7 +67,7 @@ def test_an_offset_of_one_stage() -> None:
     ("changed", "value"),
     [
         *(("cursor", []), ("more", 1), ("sequence", -1), ("chain", None), ("tasks", None), ("unread", [{"id": "a"}])),
-        *(("initial", "false"), ("split_version", 0), ("finished", {"a": 1})),
+        *(("initial", "false"), ("split_version", 0), ("finished", {"a": 1}), ("marked", 1)),
     ],
 )
 def test_a_damaged_reading_is_refused_as_such(changed: str, value: object) -> None:

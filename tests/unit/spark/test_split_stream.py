@@ -25,7 +25,7 @@ from headrace.runners.local.savepoints import Savepoint
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.planning import OPENING_BYTES, TASK_BYTES, packed
 from headrace.runners.spark.split_ends import KEPT_READINGS, EndsLog
-from headrace.runners.spark.split_state import ROWS_FOLDER, STAGE
+from headrace.runners.spark.split_state import FOLDER, ROWS_FOLDER, STAGE, ReadingFormat
 from headrace.runners.spark.split_stream import PlannedTask, SplitPlanner, SplitRead
 from headrace.runners.spark.split_tasks import TaskLimits
 from headrace.runners.spark.tasks import check_memory, read_splits
@@ -572,12 +572,65 @@ def test_a_damaged_record_is_named(shelf: Shelf, feed: Query, tmp_path: Path) ->
         feed.run()
 
 
-def test_records_are_kept_as_long_as_spark_keeps_batches(shelf: Shelf, feed: Query, tmp_path: Path) -> None:
+def records(query: Query) -> list[Path]:
+    return sorted(path for path in Path(str(query.read.checkpoint), FOLDER).rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("lost", [slice(None), slice(1), slice(1, None)], ids=["all", "first", "last"])
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_records_of_the_last_batch_that_are_gone_are_not_taken_for_tasks_that_read_nothing(
+    shelf: Shelf, feed: Query, lost: slice, is_closed: bool
+) -> None:
+    """Regression: a checkpoint that was copied or cleaned in part had its last batch read again, and written twice."""
+    shelf.add("a", "a0")
+    shelf.add("b", "b0")
+    assert feed.batch() == ["a0", "b0"]
+    if is_closed:
+        assert feed.batch() is None
+    for path in records(feed)[lost] if is_closed else records(feed):
+        path.unlink()
+    feed.restart()
+    for _ in range(2):
+        with pytest.raises(StateError, match="is gone, which says how far a batch has read"):
+            feed.plan()
+
+
+@pytest.mark.parametrize("computed", [0, 1])
+def test_tasks_that_are_not_computed_are_read_later_also_by_another_driver(shelf: Shelf, feed: Query, computed: int) -> None:
+    shelf.add("a", "a0")
+    shelf.add("b", "b0")
+    feed.plan()
+    for task in feed.tasks()[:computed]:
+        assert feed.run_task(task) == ["a0"]
+    feed.restart()
+    assert feed.batch() == ["a0", "b0"][computed:]
+    assert feed.batch() is None
+    feed.restart()
+    assert feed.batch() is None
+
+
+def test_a_batch_that_an_earlier_version_has_planned_is_closed_as_it_was(shelf: Shelf, feed: Query) -> None:
+    """It made no mark."""
+    shelf.add("a", "a0")
+    feed.plan()
+    form = ReadingFormat(feed.read.source)
+    reading = form.from_json(feed.offsets[-1])
+    assert reading is not None
+    assert reading.marked
+    feed.offsets[-1] = form.to_json(replace(reading, marked=False))
+    (mark,) = records(feed)
+    mark.unlink()
+    feed.restart()
+    assert feed.batch() == ["a0"]
+
+
+def test_records_are_kept_as_long_as_spark_keeps_batches(shelf: Shelf, feed: Query) -> None:
     for number in range(KEPT_READINGS + 50):
         shelf.add("a", str(number))
         assert feed.batch() == [str(number)]
-    records = sorted(path.name for path in (tmp_path / "checkpoint" / "headrace-ends").rglob("*-0"))
-    assert KEPT_READINGS < len(records) <= KEPT_READINGS + 21
+    found = [path for path in records(feed) if path.name.endswith("-0")]
+    assert KEPT_READINGS < len(found) <= KEPT_READINGS + 21
+    assert len(records(feed)) == len(found) + 1  # the last batch is not closed
 
 
 def test_the_checkpoint_is_needed_and_has_to_be_the_same_for_all(shelf: Shelf, feed: Query, tmp_path: Path) -> None:
