@@ -41,7 +41,8 @@ def kafka_columns(schema: StructType, sink: KafkaSink | AtLeastOnceKafkaSink) ->
                 f"does; or drop it, and bad records are written with a null value"
             )
     of_any_type = {each.name: [each.dataType.simpleString()] for each in schema if each.name in sink.formats}
-    return check_columns(schema, {**COLUMNS, **of_any_type}, ["value"])
+    written = {name: types for name, types in {**COLUMNS, **of_any_type}.items() if name != "topic" or sink.topic is None}
+    return check_columns(schema, written, ["value"])
 
 
 def kafka_write(options: Mapping[str, str], schema: StructType | None = None) -> SinkWrite[KafkaSink | AtLeastOnceKafkaSink]:

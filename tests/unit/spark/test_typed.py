@@ -653,6 +653,17 @@ def test_what_a_frame_cannot_be_written_as_is_refused_when_it_is_planned(kafka, 
         Output(kafka, **options).write([], **kinds)
 
 
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_column_that_the_option_topic_overrides_may_be_anything(kafka, delivery):
+    """Regression: a column `topic` that is no string was refused."""
+    output = Output(kafka, delivery=delivery)
+    (record,) = output.write([{"value": "v", "topic": 7}], value=pa.string(), topic=pa.int64())
+    assert record.value == b"v"
+    del output.options["topic"]
+    with pytest.raises(UsageError, match="topic attribute type must be string, not bigint"):
+        output.write([], value=pa.string(), topic=pa.int64())
+
+
 def test_a_value_that_the_schema_cannot_hold_is_refused_and_nothing_of_the_batch_is_written(kafka):
     output = Output(kafka, valueFormat="avro", valueSchema=json.dumps(SIMPLE))
     with pytest.raises(UsageError, match="not a symbol of the Avro enum"):
