@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, Literal
 from uuid import uuid4
@@ -119,11 +119,13 @@ class FileSink(TwoPhaseSink[FileHandle], EpochRecord, WriterCommit):
     def recorded(self) -> dict[str, RecordedEpoch]:
         """From the durable lists in this folder. Those that cannot be read are left out, with a warning.
 
-        Raises UsageError for a folder that is a table of others.
+        Raises UsageError for a folder that is a table of others, and for what is no folder; PeerError without the right to it.
         """
         store, epochs = open_store(self.path, self.storage_options), {}
         _refuse_tables(store, self.path)
-        for job in _newest(store):
+        with _folder_at(self.path):
+            jobs = _newest(store)
+        for job in jobs:
             try:
                 commits = _Lists(store, job, self.path).latest()[1]
             except (StateError, PeerError, OSError) as error:
@@ -353,9 +355,21 @@ class _Lists:
         return FencedError(f"{self._path}: another driver of job {self._job!r} claimed it; this one must stop")
 
 
+@contextmanager
+def _folder_at(path: str) -> Iterator[None]:
+    try:
+        yield
+    except NotADirectoryError as error:
+        raise UsageError(f"{path}: this is a file, or there is one in the place of a folder: correct the path") from error
+    except PermissionError as error:
+        raise PeerError(f"{path}: {error.strerror or error}: let this process list the folder, or correct the path") from error
+
+
 def _refuse_tables(store: Store, path: str) -> None:
     for folder, whose in TABLES.items():
-        if store.names(folder):
+        with _folder_at(path):
+            names = store.names(folder)
+        if names:
             raise UsageError(
                 f"{path}: this folder is a table of {whose}: its readers see the files that {folder} lists, and would never "
                 "see what is written here. Write to another folder"

@@ -556,10 +556,11 @@ def _translated(uri: str) -> Iterator[None]:
         if _NOT_COMMITTED in str(error):
             raise UsageError(f"{uri}: headrace cannot write to this table: {_first_line(error)}") from error
         raise OutdatedError(f"{uri}: another process has committed meanwhile: {_first_line(error)}") from error
-    except DeltaError as error:
-        raise PeerError(f"{uri}: {_first_line(error)}") from error
-    except OSError as error:
-        raise RetriableError(f"{uri}: {_first_line(error)}") from error
+    except (DeltaError, OSError) as error:
+        if is_local(uri) and os.path.isfile(uri):
+            raise UsageError(f"{uri}: this is a file, and a table is a folder: correct the path") from error
+        kind = PeerError if isinstance(error, DeltaError) else RetriableError
+        raise kind(f"{uri}: {_first_line(error)}") from error
     except BaseException as error:
         if type(error).__name__ != "PanicException" or _FORKED not in str(error):
             raise

@@ -159,7 +159,7 @@ def _files(store: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
     return [info for info in found if info.type is fs.FileType.File]
 
 
-_LASTING = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+LASTING = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _LASTING_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG})
 
 
@@ -169,7 +169,7 @@ def refused_by_store(where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        is_lasting = isinstance(error, _LASTING) or error.errno in _LASTING_NUMBERS
+        is_lasting = isinstance(error, LASTING) or error.errno in _LASTING_NUMBERS
         raise (PeerError if is_lasting else RetriableError)(f"{where}: {error}") from error
     except pa.ArrowException as error:
         raise PeerError(f"{where}: {error}") from error

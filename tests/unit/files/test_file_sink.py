@@ -20,7 +20,7 @@ from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.sink import Attempt, CommitList, Outcome
 from headrace.connectors.files import FileFormat, FileHandle, FileHandleSerializer, FileSink
 from headrace.connectors.files.read.folders import open_folder
-from headrace.connectors.files.store import FsspecStore, open_store
+from headrace.connectors.files.store import FsspecStore, LocalStore, open_store
 from headrace.connectors.formats.json_lines import json_lines
 from headrace.enumerator.errors import (
     DataLossError,
@@ -127,6 +127,27 @@ def test_an_address_without_two_slashes_is_no_local_folder(path):
     """findings: Sinks 9. Hadoop takes `dbfs:/x`; here it became the folder `dbfs:` of one machine."""
     with pytest.raises(UsageError, match=rf"^{path}: this names no filesystem.*/dbfs/folder"):
         FileSink(path)
+
+
+@pytest.mark.parametrize("path", ["a", "a/b", "c"])
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, path):
+    """Regression: on Spark a path that is a file was a PicklingError about `_delta_log`, which does not exist."""
+    (tmp_path / "a").touch()
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / WORK).touch()
+    sink = FileSink(str(tmp_path / path))
+    with pytest.raises(UsageError, match=f"^{sink.path}: this is a file, or there is one in the place of a folder: correct"):
+        sink.recorded_epochs()
+
+
+def test_a_folder_that_this_process_may_not_list_is_named(tmp_path, monkeypatch):
+    def names(*_):
+        raise PermissionError(errno.EACCES, "Permission denied", "_delta_log")
+
+    monkeypatch.setattr(LocalStore, "names", names)
+    for look in (FileSink(str(tmp_path)).recorded, FileSink(str(tmp_path)).committer(JOB).fence):
+        with pytest.raises(PeerError, match=f"^{tmp_path}: Permission denied: let this process list the folder"):
+            look()
 
 
 @pytest.mark.parametrize("path", ["s3://b//x", "s3a://b/x//y/", "zip://a.zip::gs://b//x", "memory:////x"])

@@ -245,6 +245,14 @@ def internal(value):
     return (value - date(1970, 1, 1)).days if isinstance(value, date) else value
 
 
+def test_a_warehouse_that_is_a_file_is_no_outage(folder, tmp_path):
+    """Regression: what a store refuses for good was an error that may pass."""
+    (tmp_path / "file").touch()
+    sink = IcebergSink(TABLE, {**catalog_of(folder), "warehouse": f"file://{tmp_path}/file"})
+    with pytest.raises(PeerError, match="Not a directory"):
+        sink.create_table(pa.schema([("id", pa.int64())]))
+
+
 @pytest.mark.parametrize("partition", ["bucket(id)", "bucket(0, id)", "sorted(id)", "year(3, id)", "truncate(id)"])
 def test_what_is_no_partition_is_refused(folder, partition):
     with pytest.raises(UsageError, match=r"is not a partition: column, bucket\(n, column\)"):

@@ -660,6 +660,15 @@ def test_what_the_library_makes_no_table_of_is_refused(tmp_path, schema, message
         DeltaSink(str(tmp_path / "table")).create_table(schema)
 
 
+def test_a_file_in_the_place_of_a_table_is_named(tmp_path):
+    """Regression: it was taken for an error that may pass."""
+    (tmp_path / "file").touch()
+    sink = DeltaSink(str(tmp_path / "file"))
+    for look in (sink.log().exists, sink.recorded, driver(sink).recover):
+        with pytest.raises(UsageError, match=f"^{sink.uri}: this is a file, and a table is a folder: correct the path$"):
+            look()
+
+
 ZONELESS = pa.timestamp("us")
 IN_MAPS = [
     pa.map_(pa.string(), ZONELESS),
