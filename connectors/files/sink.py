@@ -119,7 +119,7 @@ class FileSink(TwoPhaseSink[FileHandle], EpochRecord, WriterCommit):
     def recorded(self) -> dict[str, RecordedEpoch]:
         """From the durable lists in this folder. Those that cannot be read are left out, with a warning.
 
-        Raises UsageError for a folder that is a table of others, and for what is no folder; PeerError without the right to it.
+        Raises UsageError for a table of others or a file in the place of the folder; PeerError without the right to list it.
         """
         store, epochs = open_store(self.path, self.storage_options), {}
         _refuse_tables(store, self.path)

@@ -49,7 +49,7 @@ class SplitReading(Generic[SplitT]):
     `tasks`: of each task its splits, where they start. `unread`: found, and in no task of this batch. `finished`: read to their
     end, as far as discovery needs to know them. `cursor` and `more` are those of an incremental discovery. `exhausted`: no
     split will ever be added. `chain` names the query, `sequence` counts its readings, and `reading` names this one.
-    `marked`: until it is closed, a file among its records says that some of them may be missing.
+    `marked`: until it is closed, some of its records may be missing, as a file among them states.
     """
 
     chain: str

@@ -192,11 +192,11 @@ def test_a_checkpoint_that_a_reader_cannot_publish_is_completed_all_the_same(mon
         assert len(published) == 2
 
 
-def test_a_reader_that_is_lost_is_not_told_of_the_checkpoint_that_it_could_not_publish(monkeypatch):
-    told: list[object] = []
+def test_a_reader_that_is_lost_does_not_hear_of_the_checkpoint_that_it_could_not_publish(monkeypatch):
+    heard: list[object] = []
 
     def completed(reader: object, _: object) -> None:
-        told.append(reader)
+        heard.append(reader)
         raise RetriableError("the queue does not answer")
 
     monkeypatch.setattr(MemoryReader, "checkpoint_completed", completed)
@@ -207,7 +207,7 @@ def test_a_reader_that_is_lost_is_not_told_of_the_checkpoint_that_it_could_not_p
         run.lose_reader(1)
         run.start_reader(1)
         read(run, [])
-        assert len(told) == 1
+        assert len(heard) == 1
 
 
 def test_a_checkpoint_that_was_not_stored_or_was_interrupted_is_aborted_by_the_next_one(monkeypatch):

@@ -655,7 +655,7 @@ def test_what_a_frame_cannot_be_written_as_is_refused_when_it_is_planned(kafka, 
 
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
 def test_a_column_that_the_option_topic_overrides_may_be_anything(kafka, delivery):
-    """Regression: a column `topic` that is no string was refused."""
+    """Regression: a column `topic` of numbers was refused."""
     output = Output(kafka, delivery=delivery)
     (record,) = output.write([{"value": "v", "topic": 7}], value=pa.string(), topic=pa.int64())
     assert record.value == b"v"
