@@ -78,11 +78,11 @@ class PipelineFile:
     def modules(self) -> list[str]:
         """What its processes may have loaded before they are forked: headrace's own modules that the file names.
 
-        Raises UsageError for a file that is not a Python.
+        Raises UsageError for a file that may not be read, or is not a Python.
         """
         try:
             tree = ast.parse(self.path.read_bytes(), str(self.path))
-        except (SyntaxError, ValueError) as error:
+        except (OSError, SyntaxError, ValueError) as error:
             raise UsageError(f"{self.path} cannot be read as Python: {error}") from error
         found = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
         found += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]

@@ -186,7 +186,8 @@ class CheckpointStore(Generic[SplitT, HandleT]):
     """The files, claimed by the one coordinator there is. What changes the worker registry may be called by any thread, the
     rest by one.
 
-    Raises OSError for what the filesystem refuses, but for what `write` says, and FencedError once another run has the files.
+    Raises OSError for what the filesystem refuses, UsageError where that stays (`usable`), but for what `write` says, and
+    FencedError once another run has the files.
     """
 
     def __init__(
@@ -275,7 +276,9 @@ class CheckpointStore(Generic[SplitT, HandleT]):
 
     def _read(self, checkpoint_id: int) -> RunCheckpoint[SplitT, HandleT]:
         name = _name(checkpoint_id)
-        return self._serializer.deserialize(self.registry.run, self.files.read(name), self.files.where(name))
+        with usable(self.location):
+            data = self.files.read(name)
+        return self._serializer.deserialize(self.registry.run, data, self.files.where(name))
 
     def write(self, checkpoint: RunCheckpoint[SplitT, HandleT]) -> None:
         """Make it durable, in place of one of the same number, then remove what is not retained.
@@ -382,7 +385,8 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             "clock": self._clock,
             "cleaned_up": [[number, at_s] for number, at_s in sorted(registry.cleaned_up_s.items())],
         }
-        self.files.write(_RUN, RUN.seal(body))
+        with usable(self.location):
+            self.files.write(_RUN, RUN.seal(body))
         self.registry = registry
 
 

@@ -158,7 +158,7 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, worke
     positions = CheckpointSerializer(pipeline.source.name, pipeline.source.split_serializer)
     serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)
     checkpoints = order.settings.checkpoints
-    with _good_before(order, errors.AuthenticationError):
+    with _good_before(order, errors.AuthenticationError), usable(checkpoints):
         files = run_files(checkpoints)
         if order.run is not None and not has_run(files):
             raise _gone(checkpoints, order.run)

@@ -11,6 +11,7 @@ beginning.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,20 +93,21 @@ def take_savepoint(files: RunFiles, target: Path) -> Path:
 def fetch_savepoint(location: str | Path) -> Savepoint:
     """A path, or a URI that Arrow knows (file:, s3:, hdfs:, gs:): engines' drivers may be on other machines.
 
-    Raises UsageError for a file that is not there, and, naming the command that makes one, for checkpoints of a run; StateError
-    for what is not a savepoint or damaged, and OSError for what the filesystem refuses.
+    Raises UsageError for a file that is not there or may not be read, and, naming the command that makes one, for checkpoints
+    of a run; StateError for what is not a savepoint or damaged, and OSError for what may pass.
     """
     place = shown(str(location))
-    try:
-        return Savepoint.deserialize(_read(str(location)), place)
-    except FileNotFoundError as error:
-        raise UsageError(f"{place}: there is no such savepoint") from error
-    except IsADirectoryError as error:
-        raise UsageError(f"{place} is a folder; name the savepoint's file in it. {_MAKE_ONE}") from error
-    except StateError as error:
-        if RUN_CHECKPOINT.name in str(error):
-            raise StateError(f"{error}. {_MAKE_ONE}") from error
-        raise
+    with usable(f"the savepoint {place}"):
+        try:
+            return Savepoint.deserialize(_read(str(location)), place)
+        except FileNotFoundError as error:
+            raise UsageError(f"{place}: there is no such savepoint") from error
+        except IsADirectoryError as error:
+            raise UsageError(f"{place} is a folder; name the savepoint's file in it. {_MAKE_ONE}") from error
+        except StateError as error:
+            if RUN_CHECKPOINT.name in str(error):
+                raise StateError(f"{error}. {_MAKE_ONE}") from error
+            raise
 
 
 def shown(location: str) -> str:
@@ -144,7 +146,7 @@ def given_savepoint(path: Path | None, files: RunFiles) -> Savepoint | None:
     """
     if path is None:
         return None
-    if not path.exists() and SAVEPOINT in files.names():
+    if not os.path.exists(path) and SAVEPOINT in files.names():  # unlike Path's, false of a folder that may not be searched
         log.warning("%s is not there: the run continues from what it has, and started with its copy of a savepoint", path)
         return None
     return fetch_savepoint(path)
@@ -167,7 +169,8 @@ def begin_with(
     has_copy = SAVEPOINT in store.files.names()
     if given is None and (store.last_id or not has_copy):
         return
-    copy = Savepoint.deserialize(store.files.read(SAVEPOINT), store.files.where(SAVEPOINT)) if has_copy else None
+    with usable(store.location):
+        copy = Savepoint.deserialize(store.files.read(SAVEPOINT), store.files.where(SAVEPOINT)) if has_copy else None
     savepoint = given or copy
     assert savepoint is not None
     positions = replace(savepoint.positions(serializer), checkpoint_id=1)
@@ -181,6 +184,7 @@ def begin_with(
             f"{store.location}: there are checkpoints already; a run that starts with a savepoint needs a new folder"
         )
     else:
-        store.files.write(SAVEPOINT, savepoint.serialize())
+        with usable(store.location):
+            store.files.write(SAVEPOINT, savepoint.serialize())
     if not store.last_id:
         store.write(RunCheckpoint(start_at(positions), (), completed=True))

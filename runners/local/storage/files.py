@@ -9,6 +9,9 @@ from collections.abc import Collection
 class NotWrittenError(OSError):
     """A file could not be written, and no reader will ever find it (a full disk): what had its name is."""
 
+    def __str__(self) -> str:
+        return str(self.strerror)
+
 
 class RunFiles(ABC):
     """The files of one run. Any process may read; who changes them has called `claim`, in this lifetime of the process.

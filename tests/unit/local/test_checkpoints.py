@@ -455,6 +455,30 @@ def test_what_the_disk_refuses_for_good_is_an_error_of_use_and_a_full_one_may_ha
         opened(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("in_the_way", "use"),
+    [
+        ("run.writing", lambda store: store.add_worker(1)),
+        ("checkpoint-000000000003.json", lambda store: store.latest()),
+        ("savepoint.json", lambda store: begin_with(None, store, POSITIONS, as_it_is)),
+        ("savepoint.writing", lambda store: begin_with(SAVEPOINT, store, POSITIONS, as_it_is)),
+    ],
+)
+def test_what_a_start_may_not_read_or_write_in_its_folder_is_an_error_of_use(store, tmp_path, in_the_way, use):
+    """Regression: a run whose folder was no longer writable, or whose checkpoint could not be read, restarted for ever."""
+    (tmp_path / in_the_way).mkdir()
+    with pytest.raises(UsageError, match=f"^{tmp_path} cannot be used: .*{in_the_way}"):
+        use(store)
+
+
+def test_a_folder_that_may_not_be_listed_any_more_ends_a_run_at_its_restart(tmp_path, monkeypatch):
+    """Regression: a coordinator after the first met it before the store is made, and was started again for ever."""
+    monkeypatch.setattr(coordinator, "has_run", Mock(side_effect=PermissionError(errno.EACCES, "injected")))
+    order = SimpleNamespace(settings=RunSettings(str(tmp_path)), run="run-a", pipeline=SimpleNamespace(load=pipeline_in_memory))
+    with pytest.raises(UsageError, match=r"cannot be used: .*injected"):
+        coordinator._opened(order, Path("socket"), None, None)
+
+
 def test_a_checkpoint_of_another_run_or_a_newer_version_is_refused():
     data = SERIALIZER.serialize("run-a", checkpoint())
     with pytest.raises(StateError, match="of the run 'run-a', and the folder is of 'run-b'"):
@@ -986,6 +1010,8 @@ def test_the_golden_savepoint_is_read_and_written():
 def test_a_file_that_is_no_savepoint_is_named(tmp_path):
     with pytest.raises(UsageError, match="there is no such savepoint"):
         fetch_savepoint(tmp_path / "none.json")
+    with pytest.raises(UsageError, match=r"the savepoint .* cannot be used: .*Not a directory"):
+        given_savepoint(Path(f"{GOLDEN}/x.json"), run_files(str(tmp_path)))
     with pytest.raises(UsageError, match="is a folder"):
         fetch_savepoint(tmp_path)
     with pytest.raises(UsageError, match="no savepoint can be read from there"):
@@ -1407,8 +1433,9 @@ def test_a_file_that_cannot_be_loaded_is_named_with_its_line(tmp_path):
     with pytest.raises(UsageError, match=r"a_broken_job.py cannot be loaded: ZeroDivisionError: .*a_broken_job.py:3\)"):
         PipelineFile(file, "pipeline").load()
     file.write_text("def\n")
-    with pytest.raises(UsageError, match="cannot be read as Python"):
-        PipelineFile(file, "pipeline").modules()
+    for wrong in (file, tmp_path):
+        with pytest.raises(UsageError, match="cannot be read as Python"):
+            PipelineFile(wrong, "pipeline").modules()
 
 
 def test_run_in_a_process_of_the_run_is_refused(monkeypatch, tmp_path):
