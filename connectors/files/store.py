@@ -231,9 +231,10 @@ class FsspecStore(Store):
         except FileExistsError:
             return
         except (TypeError, ValueError, NotImplementedError) as error:
-            raise UsageError(self._not_exclusive(f"cannot create a file only if there is none: {error}")) from error
+            raise UsageError(self._not_exclusive(f"cannot create a file only if there is none: {error!r}")) from error
         finally:
-            self.remove(name)
+            with suppress(NotImplementedError):  # of a store that takes no files either
+                self.remove(name)
         raise UsageError(self._not_exclusive("created a file that was there"))
 
     def create(self, name: str, data: bytes, scratch: str) -> None:

@@ -25,6 +25,8 @@ bytes.
 
 from __future__ import annotations
 
+import errno
+import json
 import logging
 import os
 import re
@@ -38,11 +40,26 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_exponential
+from tenacity import (
+    Retrying,
+    retry_if_exception,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_exponential,
+)
 
 from headrace.connectors.files.store import Store
 from headrace.enumerator.envelope import Envelope
-from headrace.enumerator.errors import AuthenticationError, FencedError, HeadraceError, RetriableError, StateError
+from headrace.enumerator.errors import (
+    AuthenticationError,
+    FencedError,
+    HeadraceError,
+    RetriableError,
+    StateError,
+    UnclassifiedError,
+    UsageError,
+)
 from headrace.runners.local.storage.files import RunFiles
 
 log = logging.getLogger(__name__)
@@ -76,6 +93,15 @@ _REFUSED_CODES = frozenset(
 """S3's codes that refuse a login with the status 400: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html."""
 _NO_LOGIN = frozenset(("NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "DefaultCredentialsError"))
 """By name, as no store's library need be there: botocore's (twice), Azure's, Google's."""
+_UNSUPPORTED = (405, 501)
+_UNSUPPORTED_NUMBERS = (errno.ENOSYS, errno.ENOTSUP, errno.EROFS)
+"""s3fs makes the first of S3's NotImplemented."""
+_NO_PLACE = frozenset(("NotImplementedError", "ParamValidationError", "InvalidURL"))
+"""By name: fsspec's, for what a filesystem does not have; botocore's, for a bucket's name that cannot be one; aiohttp's."""
+_OF_ARGUMENTS = (TypeError, ValueError, AttributeError)
+"""As of an option that the library does not know: it may pass, or never."""
+_OF_ANSWERS = (json.JSONDecodeError, UnicodeDecodeError)
+"""ValueErrors, too, as of half an answer."""
 
 
 class _StoreError(Exception):
@@ -84,6 +110,14 @@ class _StoreError(Exception):
 
 class _RefusedError(Exception):
     """The store refuses the login, or what it may do, or there is none."""
+
+
+class _MistakeError(_StoreError):
+    """The store's library takes an argument for wrong."""
+
+
+class _NoPlaceError(_StoreError):
+    """The store does not have what is asked of it, or there can be no such place in it."""
 
 
 class _ChangedError(Exception):
@@ -113,8 +147,9 @@ class ObjectLog(RunFiles):
         """`store`: the folder that `location` names. Reads it.
 
         Raises RetriableError, AuthenticationError for a login or rights that the store refuses, and StateError for a damaged
-        entry. So do the methods that write, but for the last one; after `claim` a refusal, too, is a RetriableError: the login
-        was good, and may be renewed.
+        entry; UsageError for a place where no checkpoints can be, and UnclassifiedError where its library takes an argument
+        for wrong. So do the methods that write, but for StateError; after `claim` all but FencedError are RetriableErrors:
+        place and login were good, and a login may be renewed.
         """
         self.location = location
         self._store, self._clock = store, clock
@@ -319,7 +354,7 @@ class ObjectLog(RunFiles):
 
     def _asked(self, ask: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - as `ask`
         attempts = Retrying(
-            retry=retry_if_exception_type(_StoreError),
+            retry=retry_if_exception(lambda error: isinstance(error, _StoreError) and not self._is_of_place(error)),
             stop=stop_after_delay(TIMEOUT_S),
             wait=wait_exponential(0.1, max=2.0),
             reraise=True,
@@ -327,6 +362,9 @@ class ObjectLog(RunFiles):
         try:
             return attempts(_translated, ask, *arguments)
         except _StoreError as error:
+            if self._is_of_place(error):
+                kind = UsageError if isinstance(error, _NoPlaceError) else UnclassifiedError
+                raise kind(f"{self.location}: no checkpoints can be kept there: {error}") from error.__cause__
             raise RetriableError(f"{self.location}: the store does not answer as it should: {error}") from error.__cause__
         except _RefusedError as error:
             if self._has_claimed:
@@ -337,6 +375,9 @@ class ObjectLog(RunFiles):
                 f"{self.location}: the store refuses the login, or its rights, or there is no login: {error}. They are "
                 "set where fsspec's package for this store looks for them"
             ) from error.__cause__
+
+    def _is_of_place(self, error: BaseException) -> bool:
+        return isinstance(error, _MistakeError | _NoPlaceError) and not self._has_claimed
 
     def _claimed_by_another(self) -> FencedError:
         return FencedError(
@@ -377,9 +418,29 @@ def _translated(ask: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN40
     except (FileNotFoundError, HeadraceError, _TakenError):
         raise
     except Exception as error:
+        if _is_no_place(error):
+            raise _NoPlaceError(_named(error)) from error
         if _refuses_login(error):
-            raise _RefusedError(f"{type(error).__name__}: {error}") from error
-        raise _StoreError(f"{type(error).__name__}: {error}") from error
+            raise _RefusedError(_named(error)) from error
+        of_arguments = isinstance(error, _OF_ARGUMENTS) and not isinstance(error, _OF_ANSWERS)
+        raise (_MistakeError if of_arguments else _StoreError)(_named(error)) from error
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _is_no_place(error: Exception) -> bool:
+    is_unsupported = _has_status(error, _UNSUPPORTED) or getattr(error, "errno", None) in _UNSUPPORTED_NUMBERS
+    return is_unsupported or _is_named(error, _NO_PLACE)
+
+
+def _is_named(error: Exception, names: Collection[str]) -> bool:
+    return any(kind.__name__ in names for kind in type(error).__mro__)
+
+
+def _has_status(error: Exception, statuses: Collection[int]) -> bool:
+    return any(getattr(error, name, None) in statuses for name in ("code", "status", "status_code"))
 
 
 def _refuses_login(error: Exception) -> bool:
@@ -388,10 +449,9 @@ def _refuses_login(error: Exception) -> bool:
     s3fs makes PermissionErrors of most of S3's refusals, and of others an OSError whose cause is botocore's; libraries of other
     stores have the answer's HTTP status in the error.
     """
-    is_status = any(getattr(error, name, None) in _REFUSED for name in ("code", "status", "status_code"))
-    is_named = any(kind.__name__ in _NO_LOGIN for kind in type(error).__mro__)
     code = getattr(error.__cause__, "response", {}).get("Error", {}).get("Code")
-    return isinstance(error, PermissionError) or is_status or is_named or code in _REFUSED_CODES
+    is_refused = isinstance(error, PermissionError) or _has_status(error, _REFUSED) or code in _REFUSED_CODES
+    return is_refused or _is_named(error, _NO_LOGIN)
 
 
 def _path(number: int) -> str:

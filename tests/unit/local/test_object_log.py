@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 from collections import Counter
@@ -9,12 +10,21 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from unittest.mock import Mock, patch
 
+import fsspec
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ParamValidationError
+from fsspec import AbstractFileSystem
 from s3fs.errors import translate_boto_error
 
 from headrace.connectors.files.store import open_store
-from headrace.enumerator.errors import AuthenticationError, FencedError, RetriableError, StateError, UsageError
+from headrace.enumerator.errors import (
+    AuthenticationError,
+    FencedError,
+    RetriableError,
+    StateError,
+    UnclassifiedError,
+    UsageError,
+)
 from headrace.runners.local.storage import object_log
 from headrace.runners.local.storage.object_log import ObjectLog
 from tests.helpers.envelopes import body_of, enveloped, sealed
@@ -358,7 +368,7 @@ def test_a_login_that_was_good_and_is_refused_later_is_an_outage():
     "passing",
     [
         *[AnswerError(429), AnswerError(503), of_s3("SlowDown"), of_s3("InternalError")],
-        *[ConnectionError("reset"), OSError(16, "SlowDown")],
+        *[ConnectionError("reset"), OSError(16, "SlowDown"), json.JSONDecodeError("half an answer", "", 0)],
     ],
 )
 def test_what_may_pass_is_an_outage(passing):
@@ -366,6 +376,67 @@ def test_what_may_pass_is_an_outage(passing):
     store.around = Mock(side_effect=passing)
     with pytest.raises(RetriableError, match="does not answer as it should"):
         ObjectLog("mem://x", store)
+
+
+@pytest.mark.parametrize(
+    "lacks",
+    [
+        *[NotImplementedError(), AnswerError(405), AnswerError(501), of_s3("NotImplemented"), OSError(errno.EROFS, "no")],
+        ParamValidationError(report="Invalid bucket name"),
+    ],
+)
+@pytest.mark.parametrize("request_", ["names", "create"])
+def test_a_place_where_no_checkpoints_can_be_is_refused_by_name(request_, lacks, monkeypatch):
+    """Regression: checkpoints at http://... were taken for an outage, and the run restarted for ever."""
+    monkeypatch.setattr(object_log, "TIMEOUT_S", 600.0)  # it is not asked again
+    store = MemoryStore()
+    store.around = Mock(side_effect=lambda what, when: raises(lacks) if what == request_ else None)
+    with pytest.raises(UsageError, match=f"mem://x: no checkpoints can be kept there: {type(lacks).__name__}"):
+        ObjectLog("mem://x", store).claim()
+
+
+def raises(error):
+    raise error
+
+
+class TakesNoFiles(AbstractFileSystem):
+    """As fsspec's http: what it does not have raises NotImplementedError without a text."""
+
+    protocol = "takes-no-files"
+
+    def ls(self, path, detail=True, **kwargs):
+        return []
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        raise NotImplementedError
+
+
+def test_a_filesystem_of_fsspec_that_takes_no_files_is_refused_by_name(monkeypatch):
+    """Regression: the removal of what the trial has not written raised in place of the refusal."""
+    monkeypatch.setattr(object_log, "TIMEOUT_S", 600.0)
+    fsspec.register_implementation("takes-no-files", TakesNoFiles, clobber=True)
+    log = ObjectLog("takes-no-files://x/y", open_store("takes-no-files://x/y", {}))
+    with pytest.raises(UsageError, match=r"its filesystem \(TakesNoFiles\) cannot create .*NotImplementedError"):
+        log.claim()
+
+
+def test_an_argument_that_the_library_takes_for_wrong_is_tried_a_bounded_number_of_times(monkeypatch):
+    """Regression: an option that the library does not know was taken for an outage, and the run restarted for ever."""
+    monkeypatch.setattr(object_log, "TIMEOUT_S", 600.0)
+    store = MemoryStore()
+    store.around = Mock(side_effect=ValueError("an option"))
+    with pytest.raises(UnclassifiedError, match="mem://x: no checkpoints can be kept there: ValueError: an option"):
+        ObjectLog("mem://x", store)
+
+
+@pytest.mark.parametrize("later", [ValueError("half an answer"), NotImplementedError()])
+def test_what_was_good_before_is_an_outage_whatever_the_library_raises(later):
+    store = MemoryStore()
+    log = ObjectLog("mem://x", store)
+    log.claim()
+    store.around = Mock(side_effect=later)
+    with pytest.raises(RetriableError, match="does not answer as it should"):
+        log.write("a.json", b"a")
 
 
 def test_a_store_that_creates_what_is_there_is_refused():
