@@ -228,8 +228,9 @@ def duration_s(setting: str, text: str, unit: str = "ms") -> float:
     return float(found[1]) * _UNITS_S[found[2] or unit]
 
 
-def _whole(setting: str, text: str) -> int:
-    if not re.fullmatch(r"\d{1,9}", text):
+def whole_number(setting: str, text: str) -> int:
+    """Raises UsageError, naming the setting, for anything but up to nine digits."""
+    if not re.fullmatch(r"[0-9]{1,9}", text):
         raise UsageError(f"{setting} must be a whole number, not {text!r}")
     return int(text)
 
@@ -241,9 +242,9 @@ def _decimal(setting: str, text: str) -> float:
 
 
 _PARSERS: Mapping[str, Callable[[str, str], float | int | None]] = {
-    "attempts": _whole,
-    "max_failures_per_interval": _whole,
-    "attempts_before_reset_backoff": lambda setting, text: None if text == "infinite" else _whole(setting, text),
+    "attempts": whole_number,
+    "max_failures_per_interval": whole_number,
+    "attempts_before_reset_backoff": lambda setting, text: None if text == "infinite" else whole_number(setting, text),
     "backoff_multiplier": _decimal,
     "jitter_factor": _decimal,
 }

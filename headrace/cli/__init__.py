@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 
 import typer
 
@@ -57,14 +58,33 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
+def _is_utf8(argument: str) -> bool:
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def main() -> None:
-    """Run the command line; an error of headrace becomes one message and exit status 1, wrong use status 2."""
+    """Run the command line; an error of headrace becomes one message and exit status 1, wrong use status 2.
+
+    Names of files may be any bytes. Elsewhere an argument that is not text fails where it is encoded, in any command.
+    """
     from headrace._extras import MissingExtraError
     from headrace.enumerator.errors import HeadraceError, UsageError
 
     _open_standard_streams()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # a file's name is printed as it was given
     try:
         app()
+    except UnicodeEncodeError as error:
+        wrong = [argument for argument in sys.argv[1:] if not _is_utf8(argument)]
+        if not wrong:
+            raise
+        print(f"headrace: an argument is not UTF-8: {wrong[0]!r} ({error.reason})", file=sys.stderr)  # noqa: T201 - as below
+        sys.exit(2)
     except (HeadraceError, MissingExtraError) as error:
         print(f"headrace: {error}", file=sys.stderr)  # noqa: T201 - the command's output
         sys.exit(2 if isinstance(error, UsageError | MissingExtraError) else 1)

@@ -15,6 +15,7 @@ offsets of an input partition must not decrease within an output partition. Orde
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -188,7 +189,7 @@ class OrderCheck:
         """Add the next record of an output partition; True if it is out of order."""
         named = header_values(headers)
         topic, origin, offset = (named.get(name) for name in self.names)
-        if topic is None or origin is None or offset is None or not offset.isdigit():
+        if topic is None or origin is None or offset is None or not re.fullmatch(rb"[0-9]{1,19}", offset):
             self.unmarked += 1
             return False
         key, number = (partition, topic, origin), int(offset)

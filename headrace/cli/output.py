@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -133,7 +134,7 @@ def instant(epoch_ms: int | None) -> str | None:
 
 def epoch_ms(text: str) -> int:
     """From epoch milliseconds, or ISO 8601 with a zone, as `instant` gives it. Raises UsageError."""
-    if text.isascii() and text.isdigit():
+    if re.fullmatch("[0-9]{1,18}", text):
         return int(text)
     try:
         moment = datetime.fromisoformat(text)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +13,7 @@ import typer
 
 from headrace.cli.output import machine_output, note
 from headrace.cli.servers import named_settings
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import RetriableError, StateError, UsageError
 
 Checkpoints = Annotated[str, typer.Argument(help="The run's checkpoints: a folder, or a URL such as s3://bucket/run.")]
 
@@ -101,27 +103,24 @@ def savepoint_command(
     A run that has died may have left transactions that its newest checkpoint lists and that are not committed yet. With
     --pipeline these are committed first, and what else its workers have left is aborted.
     """
-    from headrace.enumerator.errors import StateError
     from headrace.runners.local.savepoints import take_savepoint
     from headrace.runners.local.storage.folder import local_folder
     from headrace.runners.local.storage.places import run_files, whole_name
     from headrace.runners.waiting import wait_until
 
     checkpoints, folder = whole_name(checkpoints), local_folder(target)  # before the user's file may change the working folder
-    if pipeline is not None:
-        from headrace.runners.job_file import PipelineFile
-        from headrace.runners.local.finish import finish
-
-        finish(PipelineFile.parse(pipeline).load(), checkpoints)
     taken: list[Path] = []
-    try:
+    with _refused_by_disk("no savepoint could be taken"):
+        if pipeline is not None:
+            from headrace.runners.job_file import PipelineFile
+            from headrace.runners.local.finish import finish
+
+            finish(PipelineFile.parse(pipeline).load(), checkpoints)
         wait_until(
             lambda: taken.append(take_savepoint(run_files(checkpoints), folder)),
             "the checkpoint's transactions to be committed",
             30.0,  # without a run running they never are, but by --pipeline
         )
-    except OSError as error:
-        raise StateError(f"no savepoint could be taken: {error}") from error
     typer.echo(taken[0])
 
 
@@ -134,7 +133,6 @@ def rescale_command(
     again with this many; the next start of the run's command sets the number again. Ctrl-C withdraws it, if the run has
     not taken the checkpoint yet.
     """
-    from headrace.enumerator.errors import RetriableError
     from headrace.runners.local.monitoring.status import check_running
     from headrace.runners.local.rescale import is_requested, request_rescale, withdraw_request
     from headrace.runners.local.storage.places import machine_folder
@@ -147,16 +145,17 @@ def rescale_command(
             check_running(folder)  # of one that has died, or ended, no one carries it out
             raise RetriableError("no run with these checkpoints has carried it out")
 
-    check_running(folder)
-    request_rescale(folder, workers)
-    try:
-        wait_until(check, f"the run to use {workers} workers", RESCALE_S)
-    except BaseException:
-        if withdraw_request(folder):
-            note("the request is withdrawn, and no run will carry it out")
-        else:
-            note(f"a run has taken the request up, and continues with {workers} workers when it has started again")
-        raise
+    with _refused_by_disk("the run cannot be told to rescale"):
+        check_running(folder)
+        request_rescale(folder, workers)
+        try:
+            wait_until(check, f"the run to use {workers} workers", RESCALE_S)
+        except BaseException:
+            if withdraw_request(folder):
+                note("the request is withdrawn, and no run will carry it out")
+            else:
+                note(f"a run has taken the request up, and continues with {workers} workers when it has started again")
+            raise
 
 
 def top_command(
@@ -171,3 +170,12 @@ def top_command(
     from headrace.runners.local.storage.places import machine_folder
 
     follow(machine_folder(checkpoints), every)
+
+
+@contextmanager
+def _refused_by_disk(what: str) -> Iterator[None]:
+    """Raises StateError, with what has not happened, for an OSError of the body."""
+    try:
+        yield
+    except OSError as error:
+        raise StateError(f"{what}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import threading
@@ -56,7 +57,7 @@ def named_topics(texts: Sequence[str] | None) -> dict[str, int]:
     topics: dict[str, int] = {}
     for text in texts or ():
         name, colon, partitions = text.partition(":")
-        if not name or (colon and (not partitions.isascii() or not partitions.isdigit() or int(partitions) < 1)):
+        if not name or (colon and (not re.fullmatch("[0-9]{1,9}", partitions) or int(partitions) < 1)):
             raise typer.BadParameter(f"{text!r} is not name or name:partitions", param_hint="--topic")
         if name in topics:
             raise typer.BadParameter(f"topic {name!r} is given twice", param_hint="--topic")

@@ -250,7 +250,7 @@ def _job(option: Option, value: str) -> str:
 
 
 def _epoch(option: Option, value: str) -> int:
-    if not (digits := text(option, value)).isascii() or not digits.isdigit():
+    if not re.fullmatch("[0-9]{1,19}", digits := text(option, value)):
         raise option.refuse(digits, "a whole number from 0")
     return int(digits)
 

@@ -13,7 +13,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.runners.local.core import RunSchedule
 from headrace.runners.local.storage.folder import local_folder
 from headrace.runners.local.storage.places import machine_folder, whole_name
-from headrace.runners.restarts import ExponentialDelay, RestartStrategy, duration_s, restart_strategy
+from headrace.runners.restarts import ExponentialDelay, RestartStrategy, duration_s, restart_strategy, whole_number
 
 MOST_PORTS = 65536
 
@@ -171,9 +171,7 @@ def flink_settings(settings: Mapping[str, str]) -> dict[str, Any]:
         if name in _DURATIONS:
             found[_DURATIONS[name]] = duration_s(name, text)
         elif name in _COUNTS:
-            if not text.isdecimal():
-                raise UsageError(f"{name} must be a whole number, not {text!r}")
-            found[_COUNTS[name]] = int(text)
+            found[_COUNTS[name]] = whole_number(name, text)
         elif name in _TEXTS:
             found[_TEXTS[name]] = text
         elif name == _RETENTION:

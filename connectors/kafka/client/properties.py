@@ -179,7 +179,7 @@ def _text_or_none(_name: str, value: str) -> str | None:
 
 
 def _integer(name: str, value: str) -> int:
-    if not re.fullmatch("[+-]?[0-9]+", value):  # as Java reads it; Python takes 1_000, too
+    if not re.fullmatch("[+-]?[0-9]{1,19}", value):  # as Java reads it; Python takes 1_000, too
         raise UsageError(f"{name} must be a whole number, not {value!r}")
     return int(value)
 

@@ -170,11 +170,36 @@ def test_a_topic_that_exists_is_named_and_no_more(run, fake_kafka, monkeypatch):
     assert err == f"headrace: creating topic orders: {there}\n"
 
 
-@pytest.mark.parametrize("text", ["", ":3", "orders:", "orders:0", "orders:-1", "orders:many", "orders:4:2"])
+@pytest.mark.parametrize(
+    "text", ["", ":3", "orders:", "orders:0", "orders:-1", "orders:many", "orders:4:2", f"orders:{'9' * 5000}"]
+)
 def test_a_topic_that_cannot_be_created_is_refused_before_a_broker_starts(run, text):
     status, out, err = run("broker", "--topic", text)
     assert (status, out) == (2, "")
     assert "--topic" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("lag", "--group", "a\udcff"),
+        ("transactions", "describe", "a\udcff"),
+        ("dump", "in\udcff"),
+        ("verify", "--output", "out", "--input", "in\udcff"),
+    ],
+)
+def test_an_argument_that_is_not_text_is_one_message(run, fake_kafka, arguments):
+    """Regression: it ended in a traceback of a UnicodeEncodeError, where it was encoded."""
+    status, out, err = run(*arguments, "--bootstrap", fake_kafka.bootstrap)
+    assert (status, out) == (2, "")
+    assert err == f"headrace: an argument is not UTF-8: {arguments[-1]!r} (surrogates not allowed)\n"
+
+
+def test_a_text_of_a_program_that_cannot_be_encoded_is_not_taken_for_an_argument(monkeypatch):
+    monkeypatch.setattr(cli, "app", "\udcff".encode)
+    monkeypatch.setattr(sys, "argv", ["headrace", "lag"])
+    with pytest.raises(UnicodeEncodeError):
+        cli.main()
 
 
 def test_a_group_of_options_is_in_the_place_of_its_parameter():

@@ -7,7 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from headrace.cli.output import Listing, cell, escaped, instant, plain_line, show
+from headrace.cli.output import Listing, cell, epoch_ms, escaped, instant, plain_line, show
+from headrace.enumerator.errors import UsageError
 
 TABLE = Listing("thing", "Things", ("name", "count", "age s"), [("a[b]", 3, 1.25), (None, None, None)])
 
@@ -55,6 +56,13 @@ def test_long_values_are_cut_and_say_so():
     assert escaped(b"x" * 60) == "x" * 60
     assert escaped(b"x" * 61) == "x" * 60 + "... (61 bytes)"
     assert escaped("✈".encode() * 1000, 10) == "✈" * 10 + "... (3000 bytes)"
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "²", "noon", "2026-11-22T10:00:00"])
+def test_what_is_no_time_is_refused(text):
+    """Regression: more digits than Python reads as a number ended in a traceback."""
+    with pytest.raises(UsageError, match="is not a time"):
+        epoch_ms(text)
 
 
 def test_instants_are_utc():

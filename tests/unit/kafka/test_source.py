@@ -77,6 +77,7 @@ REFUSED = {
     "a property without a name": ({"properties": {1: "x"}}, "the names of properties are strings, not 1"),
     "a property twice": ({"properties": {"Client.Id": "a", "client.id": "b"}}, "client.id is given twice"),
     "a number of Python": ({"properties": {"fetch.max.bytes": "1_000"}}, "fetch.max.bytes must be a whole number"),
+    "a number of 5000 digits": ({"properties": {"fetch.max.bytes": "9" * 5000}}, "fetch.max.bytes must be a whole number"),
     "a number with a point": ({"properties": {"fetch.max.bytes": 1000.0}}, "fetch.max.bytes must be a whole number"),
     "no login": ({"sasl": {"mechanism": "PLAIN"}}, "sasl must be a SaslConfig or None, not dict"),
     "a word for a truth": ({"fail_on_data_loss": "false"}, "fail_on_data_loss must be True or False, not 'false'"),

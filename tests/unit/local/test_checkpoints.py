@@ -1256,6 +1256,36 @@ def test_a_rescale_that_is_given_up_too_late_says_that_it_comes(store, tmp_path,
     assert is_requested(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("lock", "named"), [(PermissionError(errno.EACCES, "injected"), "injected"), ([True], "rescale.writing")]
+)
+def test_a_folder_in_which_no_request_can_be_made_is_one_message(tmp_path, lock, named, monkeypatch):
+    """Regression: `headrace rescale` ended in a traceback where the folder could not be read or written."""
+    monkeypatch.setattr("headrace.runners.local.monitoring.status.is_held", Mock(side_effect=lock))
+    (tmp_path / "rescale.writing").mkdir()
+    done = CliRunner().invoke(app, ["rescale", str(tmp_path), "3"])
+    assert isinstance(done.exception, StateError)
+    assert re.search(f"the run cannot be told to rescale: .*{named}", str(done.exception))
+
+
+def test_a_file_in_the_folders_place_is_one_message_of_rescale(tmp_path):
+    """Regression: it ended in a traceback of a NotADirectoryError."""
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "x"):
+        done = CliRunner().invoke(app, ["rescale", str(place), "3"])
+        assert isinstance(done.exception, StateError)
+
+
+def test_a_folder_that_may_not_be_listed_is_one_message_of_savepoint(tmp_path, monkeypatch):
+    """Regression: with --pipeline it ended in a traceback of a PermissionError."""
+    monkeypatch.setattr("headrace.runners.local.finish.has_run", Mock(side_effect=PermissionError(errno.EACCES, "injected")))
+    monkeypatch.setattr(PipelineFile, "load", lambda _: pipeline_in_memory())
+    (tmp_path / "job.py").touch()
+    done = CliRunner().invoke(app, ["savepoint", str(tmp_path), str(tmp_path / "to"), "--pipeline", f"{tmp_path}/job.py:p"])
+    assert isinstance(done.exception, StateError)
+    assert "no savepoint could be taken: " in str(done.exception)
+
+
 def test_removed_checkpoints_leave_a_folder_that_starts_over(store, tmp_path):
     begin_with(SAVEPOINT, store, POSITIONS, as_it_is)
     run = store.registry.run
@@ -1303,6 +1333,7 @@ def test_settings_have_flinks_names_and_defaults():
         ({"execution.checkpointing.mode": "EXACTLY_ONCE"}, "'execution.checkpointing.mode' is not a setting of a run"),
         ({"execution.checkpointing.externalized-checkpoint-retention": "NO"}, "must be one of RETAIN_ON_CANCELLATION, DELETE"),
         ({"execution.checkpointing.num-retained": "few"}, "must be a whole number, not 'few'"),
+        ({"execution.checkpointing.tolerable-failed-checkpoints": "9" * 5000}, "must be a whole number"),
     ],
 )
 def test_a_setting_that_there_is_not_is_refused(settings, message):

@@ -148,6 +148,7 @@ def damage(checkpoint, name, data):
         ("offsets/4", b"v2\n{}\nnothing", "names no source"),
         ("commits/4", b"v1\n{", "property name"),
         ("commits/4", b"{}", "not with a version"),
+        ("commits/4", "v²\n{}".encode(), "not with a version"),
         ("metadata", b"{}", "no query id"),
     ],
 )

@@ -476,6 +476,7 @@ PARTITIONS_EXAMPLE = '{"topicA":[0,1],"topicB":[2,4]}'
         ("maxTriggerDelay", "1 y", "a duration such as '10 s', '500 ms' or '1 min' (a number alone: ms)"),
         ("txnVersion", "1.5", "a whole number from 0"),
         ("txnVersion", "²", "a whole number from 0"),
+        ("txnVersion", "9" * 5000, "a whole number from 0"),
         ("txnVersion", "é", "a whole number from 0"),
         ("txnAppId", f"batch-{OF_A_WRITE}", "of another form than the names of writes that are never repeated"),
     ],
