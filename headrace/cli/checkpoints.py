@@ -254,7 +254,8 @@ def parse_positions(texts: Iterable[str]) -> dict[tuple[str, int], int]:
 
 def _cluster(client: ClientOptions) -> KafkaCluster | None:
     """The cluster that the options, or the environment, name; None where they name none."""
-    return client.connect() if any(astuple(client)) or os.environ.get(BOOTSTRAP_VARIABLE) else None
+    is_given = any(each is not None for each in astuple(client))
+    return client.connect() if is_given or os.environ.get(BOOTSTRAP_VARIABLE) else None
 
 
 def _copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, stopped: bool) -> None:

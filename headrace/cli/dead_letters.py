@@ -43,6 +43,8 @@ class FilterOptions:
     until: Annotated[str | None, typer.Option(help="Only dead letters written before this time.")] = None
 
     def wanted(self) -> DeadLetterFilter:
+        if self.reason == "":  # of a variable that is not set: every reason has it
+            raise UsageError("--reason is empty: give a part of the reason, or leave the option out")
         since, until = moment_ms("--since", self.since), moment_ms("--until", self.until)
         return DeadLetterFilter(frozenset(self.from_topic or ()), self.reason, since, until)
 

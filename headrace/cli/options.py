@@ -104,7 +104,9 @@ def client_properties(
     Raises UsageError. No message shows a value, as it may be a secret.
     """
     properties = given_properties(pairs, file)
-    if bootstrap:
+    if bootstrap is not None:
+        if not bootstrap.strip():  # of a variable that is not set: another cluster is not meant
+            raise UsageError("--bootstrap is empty: name the cluster, or leave the option out")
         properties["bootstrap.servers"] = bootstrap
     elif environment.get(BOOTSTRAP_VARIABLE):
         properties.setdefault("bootstrap.servers", environment[BOOTSTRAP_VARIABLE])

@@ -145,7 +145,7 @@ def rescale_command(
             check_running(folder)  # of one that has died, or ended, no one carries it out
             raise RetriableError("no run with these checkpoints has carried it out")
 
-    with _refused_by_disk("the run cannot be told to rescale"):
+    with _refused_by_disk("the request to rescale cannot be made"):
         check_running(folder)
         request_rescale(folder, workers)
         try:

@@ -117,8 +117,8 @@ class RunSettings:
                 raise UsageError(f"{name} must be a number of seconds, not {value!r}")
         if not isinstance(self.restart, RestartStrategy):
             raise UsageError(f"restart must be a restart strategy, such as FixedDelay(3, 1.0), not {self.restart!r}")
-        if not isinstance(self.metrics_address, str):
-            raise UsageError(f"metrics_address must be an address, not {self.metrics_address!r}")
+        if not isinstance(self.metrics_address, str) or not self.metrics_address.strip():  # an empty one is of all interfaces
+            raise UsageError(f"metrics_address must be an address such as 127.0.0.1, not {self.metrics_address!r}")
 
     @property
     def folder(self) -> Path:

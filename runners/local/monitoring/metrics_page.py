@@ -45,7 +45,7 @@ class RunPage(Collector):
         """`read`: the status now, empty before the first; called by threads of the server.
 
         `healthy_s`: a run whose last checkpoint, of whatever coordinator, or whose start is longer ago is not well. Raises
-        UsageError where the port is taken.
+        UsageError where the port is taken, or the address cannot be.
         """
         self._read, self._healthy_s = read, healthy_s
         self._made_s = time.monotonic()
@@ -55,7 +55,7 @@ class RunPage(Collector):
         self._metrics: Callable[..., Iterable[bytes]] = make_wsgi_app(registry)
         try:
             server = make_server(address, port, self._answer, _Server, _Quiet)
-        except OSError as error:
+        except (OSError, TypeError) as error:  # the latter for what cannot be the name of a host
             raise UsageError(f"metrics cannot be served at {address}:{port}: {error}") from error
         self.port = server.server_port
         Thread(target=server.serve_forever, daemon=True).start()

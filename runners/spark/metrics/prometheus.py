@@ -17,11 +17,13 @@ from headrace.runners.spark.metrics.collector import SPARK_METRICS, MetricSource
 
 def serve(source: MetricSource, address: str, port: int) -> Any:  # noqa: ANN401 - prometheus-client's server, and its thread
     """Raises RetriableError where the port is taken, which passes, and UsageError for an address or port that cannot be."""
+    if not address.strip():
+        raise UsageError("metrics need an address to be served at, such as 127.0.0.1: an empty one is of all interfaces")
     registry = CollectorRegistry()
     registry.register(SessionCollector(source))
     try:
         return start_http_server(port, addr=address, registry=registry)
-    except (OSError, OverflowError) as error:  # the latter for a number that is none of a port
+    except (OSError, OverflowError, UnicodeError) as error:  # of a number, and a name, that cannot be a port's, and a host's
         kind = RetriableError if getattr(error, "errno", None) == errno.EADDRINUSE else UsageError
         raise kind(f"metrics cannot be served at {address}:{port}: {error}") from error
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.cli.dead_letter_records import DeadLetterFilter, Replay, moment_ms
+from headrace.cli.dead_letters import FilterOptions
 from headrace.connectors.base.dead_letters import letter_of
 from headrace.connectors.base.outputs import WrongOutputError
 from headrace.connectors.base.sink import Attempt
@@ -71,6 +72,11 @@ def numbers(*found):
 
 
 class TestLooking:
+    def test_an_empty_reason_is_refused(self):
+        """Regression: of a variable that was not set, and all dead letters were replayed."""
+        with pytest.raises(UsageError, match="--reason is empty"):
+            FilterOptions(reason="").wanted()
+
     def test_list_counts_by_topic_and_reason(self, kafka):
         kafka.append("letters", letter(1), letter(2), letter(3, reason="no schema 7"), letter(4, "flights"), b"no letter")
         json_, schema, flights = (["orders", "value: is no JSON"], ["orders", "no schema 7"], ["flights", "value: is no JSON"])

@@ -45,6 +45,13 @@ def test_without_a_bootstrap_there_is_no_guess():
         client_properties(None, None, None, {})
 
 
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_bootstrap_is_not_taken_for_none(empty):
+    """Regression: of a variable that was not set, the cluster of the environment was used."""
+    with pytest.raises(UsageError, match="--bootstrap is empty"):
+        client_properties(empty, ["bootstrap.servers=pair:1"], None, {"HEADRACE_BOOTSTRAP": "environment:1"})
+
+
 def test_properties_make_the_configuration():
     config = client_config("host:1", ["security.protocol=SSL", "request.timeout.ms=7"], None)
     assert (config.bootstrap, config.security_protocol, config.request_timeout_ms) == ("host:1", "SSL", 7)

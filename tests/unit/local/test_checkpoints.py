@@ -266,6 +266,14 @@ def test_a_port_that_is_taken_ends_a_run_that_starts_and_is_tried_again_by_one_t
     assert kinds == [(UsageError, True), (RetriableError, False)]
 
 
+def test_a_metrics_address_that_can_be_no_name_of_a_host_ends_a_run_that_starts():
+    """Regression: Python raises a TypeError for it, for which the run was started again some times."""
+    pytest.importorskip("prometheus_client")
+    order = SimpleNamespace(settings=RunSettings("x", metrics_port=1, metrics_address="\udcff"), run=None)
+    with pytest.raises(UsageError, match="metrics cannot be served at"):
+        part_of_coordination(order=order)._serve_metrics()
+
+
 def test_a_login_that_a_store_refuses_ends_a_run_that_starts_and_is_tried_again_by_one_that_continues(monkeypatch):
     monkeypatch.setattr(coordinator, "run_files", Mock(side_effect=AuthenticationError("x: the store refuses the login")))
     pipeline = Pipeline(KafkaSource("127.0.0.1:1", topics=["in"]), KafkaSink("127.0.0.1:1", topic="out"))
@@ -1265,7 +1273,7 @@ def test_a_folder_in_which_no_request_can_be_made_is_one_message(tmp_path, lock,
     (tmp_path / "rescale.writing").mkdir()
     done = CliRunner().invoke(app, ["rescale", str(tmp_path), "3"])
     assert isinstance(done.exception, StateError)
-    assert re.search(f"the run cannot be told to rescale: .*{named}", str(done.exception))
+    assert re.search(f"the request to rescale cannot be made: .*{named}", str(done.exception))
 
 
 def test_a_file_in_the_folders_place_is_one_message_of_rescale(tmp_path):
@@ -1385,7 +1393,9 @@ def test_what_is_no_number_of_seconds_is_refused_by_the_name_of_its_setting(name
         RunSettings("x", **{name: value})
 
 
-@pytest.mark.parametrize(("name", "value"), [("restart", "fixed-delay"), ("metrics_address", 5)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("restart", "fixed-delay"), ("metrics_address", 5), ("metrics_address", ""), ("metrics_address", " ")]
+)
 def test_a_setting_of_another_kind_is_refused_by_its_name(name, value):
     with pytest.raises(UsageError, match=f"^{name} must be "):
         RunSettings("x", **{name: value})

@@ -276,6 +276,9 @@ def test_the_page_shows_what_the_listener_was_reported_until_it_is_closed():
         assert end_by(taken.value).ending is Ending.FAILED  # a supervised job is started again
         with pytest.raises(UsageError, match=r"metrics cannot be served at 192\.0\.2\.1:"):
             metrics(session, port=0, address="192.0.2.1")
+        for wrong, why in (("", "need an address"), (f"{'a' * 64}.b", "cannot be served at a")):
+            with pytest.raises(UsageError, match=f"metrics {why}"):
+                metrics(session, port=0, address=wrong)
         with pytest.raises(UsageError, match=r"metrics cannot be served at 127\.0\.0\.1:65536: .*port must be 0-65535"):
             metrics(session, port=65536)
     assert session.listeners == []
