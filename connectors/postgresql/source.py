@@ -252,6 +252,8 @@ class ChangesSource(StagedSource[ChangesSplit]):
 
 def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[catalog.TablePattern]) -> tuple[Followed, ...]:
     """The tables of a publication that a pattern names, in the order of their names. Raises UsageError for what it lacks."""
+    # First: what alters a table later is not among it, also where the next question waits for that.
+    known_at, known = catalog.read_log_end(connection), catalog.read_visible(connection)
     publication = catalog.read_publication(connection, name)
     wanted = " ".join(f"--tables {shlex.quote(pattern.text)}" for pattern in patterns)
     how = f"the SQL for what is missing is printed by: headrace postgresql check URL --publication {shlex.quote(name)} {wanted}"
@@ -265,9 +267,9 @@ def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[
         for table in publication.tables
         if any(pattern.matches(table.schema, table.name) for pattern in patterns)
     }
-    known_at = catalog.read_log_end(connection)  # first: what changes a table later is not before it
-    known = catalog.read_visible(connection)
     tables = catalog.read_tables(connection, published, publication.columns())
+    if catalog.read_publication(connection, name) != publication:  # of other columns than the tables: one was altered between
+        return find_followed(connection, name, patterns)
     partitions = catalog.read_partitions(connection, published)
     if names := unlogged(partitions):
         raise UsageError(f"the changes of partitions are in no log, as these are unlogged or foreign: {names}; {how}")

@@ -813,18 +813,21 @@ def test_what_a_transaction_writes_that_was_open_at_a_start_is_read_with_the_col
 
     def end() -> None:
         """Some releases of the server have a start wait for it."""
-        while not (started.wait(0.05) or psql(url, "SELECT FROM pg_locks WHERE NOT granted")):
+        while not (started.wait(0.05) or psql(url, "SELECT pid FROM pg_locks WHERE NOT granted")):
             pass
         migration.commit()
 
     found: list[dict[str, Any]] = []
-    with ThreadPoolExecutor() as threads, closing(migration):
+    with closing(migration), ThreadPoolExecutor() as threads:
         ended = threads.submit(end)
-        while not found:
-            with suppress(UsageError), EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
-                started.set()
-                ended.result(60.0)
-                found = read_some(run, 1)
+        try:
+            while not found:
+                with suppress(UsageError), EmbeddedRun(source_of(url), clock=time.monotonic, checkpoint=state) as run:
+                    started.set()
+                    ended.result(60.0)
+                    found = read_some(run, 1)
+        finally:
+            started.set()
     assert [(row["id"], row["more"]) for row in found] == [(1, "written")]
 
 
