@@ -97,10 +97,7 @@ class Fetcher:
         Raises nothing of Kafka's: failures are items. RuntimeError states that a fetching thread died of a bug, StateError that
         this is a forked child, which has no such threads.
         """
-        if self._pid != os.getpid():
-            raise StateError(
-                "this reader was made before a fork, and its parent process reads on: make another one here, from a checkpoint"
-            )
+        self._check_process()
         deadline = time.monotonic() + timeout_s
         with self._lock:
             while not self._queue:
@@ -125,7 +122,11 @@ class Fetcher:
             self._to_reader.notify_all()
 
     def assign(self, sources: Iterable[FetchFrom]) -> None:
-        """Fetch more partitions, or some already under way from other offsets; what was fetched of these is dropped."""
+        """Fetch more partitions, or some already under way from other offsets; what was fetched of these is dropped.
+
+        Raises StateError as `poll` does.
+        """
+        self._check_process()
         added = {source.key: source for source in sources}
         with self._lock:
             self._drop(added.keys())
@@ -134,7 +135,8 @@ class Fetcher:
             self._wake_changed()
 
     def finish(self, topic: str, partition: int) -> None:
-        """Fetch this partition no more, and drop what was fetched of it."""
+        """Fetch this partition no more, and drop what was fetched of it. Raises StateError as `poll` does."""
+        self._check_process()
         with self._lock:
             self._drop({(topic, partition)})
             self._plan.remove((topic, partition))
@@ -146,7 +148,10 @@ class Fetcher:
 
         A look-up under way is waited for a second only: its thread ends when it is answered, or given up. A signal handler may
         call this, too; where it has interrupted this very object the threads end once it has returned, and are not waited for.
+        In a forked child nothing is done: threads and connections are the parent's, and one may have had the lock.
         """
+        if self._pid != os.getpid():
+            return
         self._closed = True
         below_a_handler = self._has_lock()
         # `with`, as Python handles no signal between its lock and its block: after `acquire` it would stay locked.
@@ -162,6 +167,12 @@ class Fetcher:
         if not below_a_handler:
             for thread, longest_s in threads:
                 thread.join(longest_s)
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise StateError(
+                "this reader was made before a fork, and its parent process reads on: make another one here, from a checkpoint"
+            )
 
     def _has_lock(self) -> bool:
         """Whether this very thread holds it."""

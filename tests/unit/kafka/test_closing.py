@@ -15,6 +15,7 @@ from headrace.connectors.kafka.read import reader as reader_module
 from headrace.connectors.kafka.read.reader import KafkaReader
 from headrace.kafka import Earliest, KafkaSource
 from headrace.testing.fake_kafka import FakeKafka
+from tests.helpers.forked import in_child
 from tests.helpers.interruptions import OURS, Interruption
 
 DEADLINE_S = 10.0
@@ -111,3 +112,25 @@ def test_a_close_that_was_interrupted_at_any_bytecode_may_be_repeated(kafka):
         if not interruption.happened:
             break
     assert nth > 50
+
+
+def test_a_forked_child_closes_a_reader_though_a_thread_of_its_parent_had_the_lock(kafka):
+    """The thread is not there, and never gives it back. Connections are the parent's, which reads on."""
+    reader = new_reader(kafka, "t", is_full)
+    held, ended = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with reader._fetcher._lock:
+            held.set()
+            ended.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    assert in_child(reader.close) == "None"
+    ended.set()
+    thread.join()
+    batch = reader.poll(DEADLINE_S)
+    assert batch is not None
+    assert batch.records.num_rows == 3
+    reader.close()
