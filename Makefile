@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_DEMO := $(firstword $(wildcard $(INSTALLED)) $(VENV)/.installed-demo)
 
-# The tests of a file share servers; they wait more than they compute. A fixture that hangs has no deadline:
-# the process ends with a traceback of each thread, and its test is reported by name.
-PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --ignore tests/clusters \
-	-o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
+# The tests of a file share servers; they wait more than they compute.
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --ignore tests/clusters
+# A fixture that hangs has no deadline: the process ends with a traceback of each thread, and its test is reported by name.
+BOUNDED := -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 
 # Without this Spark starts its Python workers with the first `python3` on the PATH.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
@@ -36,10 +36,10 @@ demo-changes: $(INSTALLED) ## A bank's PostgreSQL tables and their changes into 
 	$(BIN)/python examples/changes/demo.py
 
 test: $(INSTALLED) ## The tests of every change, some with a real Kafka, Spark and PostgreSQL (eight minutes)
-	$(PYTEST) -m "not full and not long" --ignore tests/values
+	$(PYTEST) $(BOUNDED) -m "not full and not long" --ignore tests/values
 
 test-rest: $(INSTALLED) ## What `make test` leaves out of all that CI runs: more of Kafka, Spark, Flink and databases (25 minutes)
-	$(PYTEST) -m "full and not long"
+	$(PYTEST) $(BOUNDED) -m "full and not long"
 
 test-all: test test-rest ## Everything that CI runs (half an hour)
 

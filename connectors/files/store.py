@@ -38,7 +38,6 @@ _PORTS = {"ftp": ":21", "sftp": ":22", "ssh": ":22", "smb": ":445", "hdfs": ":80
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # RFC 3986
 _NO_LIBRARY = "Unable to load lib"
 """Of libhdfs or libjvm, in Arrow's client of HDFS."""
-_EMPTY_NAME = re.compile(r"(?<!:)//")
 _PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 
 
@@ -412,6 +411,12 @@ def shown_address(path: str) -> str:
     return f"{address}?..." if has_query and not is_local(path) else path
 
 
+def _has_empty_name(address: str) -> bool:
+    """In a bucket. Elsewhere two slashes are one, or start an absolute path (XRootD)."""
+    scheme, _, rest = address.partition("://")
+    return scheme in _WITH_BUCKETS and "//" in rest
+
+
 def _check_url(path: str) -> None:
     """Hadoop takes `scheme:/folder`, fsspec takes it for a local name, and a scheme of one letter for a drive of Windows."""
     scheme, rest = path.split(":", 1)
@@ -421,7 +426,7 @@ def _check_url(path: str) -> None:
             f"{shown_address(path)}: this names no filesystem. Write an address of fsspec, like s3://bucket/folder; for a "
             "folder that is mounted its local path, like /dbfs/folder; for a local folder with a colon in its name ./a:b"
         )
-    if scheme not in _WITH_HOSTS and _EMPTY_NAME.search(rest.rstrip("/"), 2):
+    if any(map(_has_empty_name, path.rstrip("/").split("::"))):
         raise UsageError(
             f"{shown_address(path)}: between two slashes there is an empty name, which fsspec leaves out where it lists this "
             "place: write one slash, or rename what is there"

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from headrace.connectors.postgresql.catalog import flush_log, read_log_end, read_visible
 from headrace.connectors.postgresql.connection import connect, translated
-from headrace.connectors.postgresql.snapshot import Followed, check_size, chunk_key, next_bound, read_chunk
+from headrace.connectors.postgresql.snapshot import Followed, check_size, check_unaltered, chunk_key, next_bound, read_chunk
 from headrace.connectors.postgresql.splits import Key, LogSplit, Seam, Seen, TableSeam
 from headrace.connectors.postgresql.visible import Visible, full_xid
 from headrace.connectors.postgresql.waiting import SlowWait
@@ -128,7 +128,7 @@ class AddedTables:
             published = {**dict.fromkeys(left, ()), **published}
         known, first = split.options, self._followed[0]
         options = first.options.since(known) if first.options and known and of_read else first.options
-        if known and split.position.lsn > first.known_at:  # a reader that was started later has read on
+        if known and split.position.lsn > first.known.lsn:  # a reader that was started later has read on
             options = known
         split = replace(split, published_by=tuple(published.items()), options=options)
         if split.tables is None:
@@ -170,6 +170,7 @@ class AddedTables:
                 check_size(connection, followed, self._chunk_rows)
             upper = next_bound(connection, followed, key, self._chunk_rows, lower) if key else None
             texts, seen = read_chunk(connection, followed, key, lower, upper)
+            check_unaltered(connection, followed.table)
         if upper is None:
             log.info("the rows of %s are read, and its changes follow", name)
         return ReadChunk(with_chunk(split, name, oid, own, upper, seen), oid, texts)

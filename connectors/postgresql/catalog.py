@@ -16,7 +16,7 @@ from psycopg import Connection, sql
 from headrace.connectors.postgresql.columns import Names
 from headrace.connectors.postgresql.replication import lsn_text
 from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
-from headrace.connectors.postgresql.visible import Visible
+from headrace.connectors.postgresql.visible import Moment, Visible
 from headrace.enumerator.errors import UsageError
 
 DEFAULT_PUBLICATION = "headrace"
@@ -63,8 +63,15 @@ def read_log_end(connection: Connection) -> int:
     return int(lsn)
 
 
+def read_moment(connection: Connection) -> Moment:
+    """Now. What has happened by then is on the server's disk when this returns."""
+    moment = Moment(read_log_end(connection), read_visible(connection))
+    flush_log(connection)
+    return moment
+
+
 def read_visible(connection: Connection) -> Visible:
-    """Whose effects are seen now, or by the transaction that the connection is in."""
+    """Whose effects are seen now."""
     (seen,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",)
     return Visible.parsed(seen)
 
@@ -333,11 +340,18 @@ def read_names(connection: Connection, oids: Collection[int]) -> dict[int, Names
     return {oid: _by_number(names, last=max(names, default=0)) for oid, names in named}
 
 
+def read_columns(connection: Connection, oid: int) -> dict[int, Attribute]:
+    """Those of a table that are there now, by their numbers."""
+    return {column.number: column for column in _columns(connection, [oid]).get(oid, ())}
+
+
 def _by_number(names: Mapping[int, str], last: int) -> Names:
     return tuple(names.get(number) for number in range(1, last + 1))
 
 
-class _Attribute(NamedTuple):
+class Attribute(NamedTuple):
+    """A column as the catalog has it. `type`: its oid."""
+
     number: int
     name: str
     type: int
@@ -347,11 +361,11 @@ class _Attribute(NamedTuple):
     is_generated: bool
 
 
-def _columns(connection: Connection, oids: Iterable[int]) -> dict[int, list[_Attribute]]:
+def _columns(connection: Connection, oids: Iterable[int]) -> dict[int, list[Attribute]]:
     """By relation, in their order."""
-    found: dict[int, list[_Attribute]] = defaultdict(list)
+    found: dict[int, list[Attribute]] = defaultdict(list)
     for oid, *attribute in connection.execute(_COLUMNS, [list(oids)]):
-        found[oid].append(_Attribute(*attribute))
+        found[oid].append(Attribute(*attribute))
     return found
 
 

@@ -45,7 +45,7 @@ class NamesSum(NamedTuple):
 
     def lacks_one_of(self, names: Names) -> bool:
         """Whether a column is read now that was there then, and was not."""
-        return names[: self.last].count(None) < self.unnamed
+        return names[: self.last].count(None) + max(0, self.last - len(names)) < self.unnamed
 
 
 def check_sum(table: str, known: NamesSum | None, now: Names) -> None:
@@ -76,12 +76,6 @@ def check_names(table: str, known: Names, now: Names) -> None:
             f"a column of {table} was dropped and created again ({again}), and what was read has its old values, which the log "
             f"does not clear: rename the new one, or {NEW_SNAPSHOT}"
         )
-
-
-def check_known(table: str, known: Names, now: Names) -> None:
-    """Raise UsageError where columns were added. `now`: all that there are."""
-    if added := ", ".join(name for name in now[len(known) :] if name is not None):
-        raise changed(table, f"columns added: {added}")
 
 
 def changed(table: str, difference: str) -> UsageError:

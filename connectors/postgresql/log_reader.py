@@ -78,10 +78,7 @@ class LogReader:
         self._log = LogConnection(place.url, place.slot, [place.publication])
         self._transaction_bytes, self._is_exact = transaction_bytes, seam == "exact"
         self._rows, self._added = rows, added
-        names = check_tables(rows, split)
-        for oid, each in rows.tables.items():
-            each.know_dropped(names[oid])
-        split = replace(split, columns=tuple(names.items()))
+        split = replace(split, columns=tuple(check_tables(rows, split).items()))
         if added is not None:
             split = added.taken_over(split)
         self._end = self._durable = 0

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.postgresql.columns import Names, changed
+from headrace.connectors.postgresql.columns import changed
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE, LoggedChanges, LoggedRelation, Tuples
 from headrace.connectors.postgresql.types import OutOfRange, PgColumn, PgTable, arrow_array, arrow_type
-from headrace.connectors.postgresql.visible import Visible, full_xid
+from headrace.connectors.postgresql.visible import Moment, full_xid
 from headrace.enumerator.errors import CorruptDataError, DataLossError, UsageError
 
 SNAPSHOT = "snapshot"
@@ -44,13 +44,12 @@ METADATA = (*(field.name for field in _SYSTEM), _BEFORE)
 class TableRows:
     """Rows of one table. Raises UsageError for a column that no Arrow type holds, or that is named as our columns.
 
-    `known`: the transactions whose alterations these columns have. Their changes may be of other columns, as `changes` says.
+    `known`: when these columns were asked for. Older changes may be of other columns, as `changes` says.
     """
 
-    def __init__(self, table: PgTable, out_of_range: OutOfRange = "error", known: Visible | None = None) -> None:
+    def __init__(self, table: PgTable, out_of_range: OutOfRange = "error", known: Moment | None = None) -> None:
         self.table = table
         self._known = known
-        self._every = tuple(column.name for column in table.columns)
         self._out_of_range = out_of_range
         self.values: pa.StructType = pa.struct([pa.field(column.name, arrow_type(column)) for column in table.columns])
         ours = {*METADATA}
@@ -62,10 +61,6 @@ class TableRows:
         if not table.columns:
             raise UsageError(f"the table {table.full_name} has no columns, and so no values: leave it out of the tables")
         self.schema: pa.Schema = pa.schema([*_SYSTEM, pa.field(_BEFORE, self.values), *self.values])
-
-    def know_dropped(self, names: Names) -> None:
-        """These are the names of all columns that were read, by their numbers, with dropped ones. None of them was renamed."""
-        self._every = tuple(name for name in names if name is not None)
 
     def changes(self, changes: LoggedChanges) -> pa.RecordBatch:
         """Rows of the changes, in their order.
@@ -146,8 +141,9 @@ class TableRows:
         is_older = self._is_older(changes)
         known = [column.name for column in self.table.columns]
         found = [column.name for column in changes.relation.columns]
-        is_moved = [name for name in self._every if name in found] != [name for name in found if name in self._every]
-        may_be_renamed = is_moved or bool({*known}.difference(found) and {*found}.difference(self._every))
+        both = {*known} & {*found}
+        is_moved = [name for name in known if name in both] != [name for name in found if name in both]
+        may_be_renamed = is_moved or bool({*known} - both and {*found} - both)
         loses_old_rows = self._loses_old_rows(changes, is_older=is_older)
         if is_older and not may_be_renamed and not loses_old_rows:
             return difference
@@ -164,10 +160,11 @@ class TableRows:
         raise changed(self.table.full_name, difference)
 
     def _is_older(self, changes: LoggedChanges) -> bool:
-        """Whether all are of transactions whose columns are known: one that was open then is before it in the log, too."""
+        """Whether all are of transactions that had ended: those of one that was open then are before it in the log, too."""
         known = self._known
-        xids = changes.xids.unique().to_pylist()
-        return known is not None and all(known.sees(full_xid(xid, known.xmax)) for xid in xids)
+        if known is None or pc.max(changes.lsns).as_py() > known.lsn:
+            return False
+        return all(known.visible.sees(full_xid(xid, known.visible.xmax)) for xid in changes.xids.unique().to_pylist())
 
     def _check_old_rows(self, changes: LoggedChanges) -> None:
         """Raise DataLossError where the log lacks an old row's key, or may: it does not say in which partition a change is."""

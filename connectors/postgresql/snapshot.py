@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.csv as pc
 from psycopg import sql
 
-from headrace.connectors.postgresql.catalog import PublicationOptions, flush_log, read_log_end, read_names
-from headrace.connectors.postgresql.columns import check_known, check_names
+from headrace.connectors.postgresql.catalog import PublicationOptions, flush_log, read_columns, read_log_end, read_names
+from headrace.connectors.postgresql.columns import changed, check_names
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.splits import Key, Seen, TableSeam
 from headrace.connectors.postgresql.types import PgColumn, PgTable
-from headrace.connectors.postgresql.visible import Visible
+from headrace.connectors.postgresql.visible import Moment
 from headrace.enumerator.errors import DataLossError, UsageError
 
 _ROWS = "t"
@@ -40,16 +40,14 @@ _OPERATORS = """
 class Followed:
     """A table as its publication has it. `row_filter`: the condition that its rows and changes have to meet, as SQL.
 
-    `known_at`: where the log was when its columns were asked for; `known`: whose changes of them are among these.
-    `published_by`: as of `PublishedTable`.
+    `known`: when its columns were asked for. `published_by`: as of `PublishedTable`.
     `has_old_rows`: whether updates or deletes are published. `options`: of the publication.
     """
 
     table: PgTable
     row_filter: str | None
     is_partitioned: bool
-    known_at: int
-    known: Visible
+    known: Moment
     published_by: tuple[int, ...] = ()
     has_old_rows: bool = True
     options: PublicationOptions | None = None
@@ -112,7 +110,7 @@ def read_chunk(
     """The texts of the published columns of a chunk's rows, and what the chunk has seen. The connection is in autocommit.
 
     What it has seen is on the server's disk when this returns, as a crash would undo it. Raises DataLossError for a table that
-    was created again, UsageError for one with a column that was renamed or added: the rows lack what it has in them.
+    was created again, UsageError for one with a column that was renamed.
     """
     table = followed.table
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.columns)
@@ -123,11 +121,23 @@ def read_chunk(
     seen = None
     while seen is None:
         data, seen = _read_once(connection, table, rows)
-    names = read_names(connection, [table.oid])[table.oid]
-    check_names(table.full_name, table.names, names)
-    check_known(table.full_name, table.names, names)
+    check_names(table.full_name, table.names, read_names(connection, [table.oid])[table.oid])
     flush_log(connection)
     return _texts(data, [column.name for column in table.columns]), seen
+
+
+def check_unaltered(connection: psycopg.Connection, table: PgTable) -> None:
+    """Raise UsageError where a chunk may lack what it has seen: columns were added since, or are of another type."""
+    now, known = read_columns(connection, table.oid), {column.name: column for column in table.columns}
+    plain = {number: each for number, each in now.items() if not each.is_generated}
+    before = [each for number, each in plain.items() if number <= len(table.names)]
+    added = [each.name for number, each in plain.items() if number > len(table.names)]
+    if len(before) == len(known) and added:  # else a list of the publication has some only
+        raise changed(table.full_name, f"columns added: {', '.join(added)}")
+    types = {name: (column.type.oid, column.modifier) for name, column in known.items()}
+    other = [each.name for each in before if each.name in types and types[each.name] != (each.type, each.modifier)]
+    if other:
+        raise changed(table.full_name, f"columns of another type: {', '.join(other)}")
 
 
 _IS_SEEN = """

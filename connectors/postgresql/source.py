@@ -30,7 +30,14 @@ from headrace.connectors.postgresql.log_reader import LogReader, SlotPlace
 from headrace.connectors.postgresql.partitions import other_identity, unlogged
 from headrace.connectors.postgresql.pgoutput import TRANSACTION_BYTES
 from headrace.connectors.postgresql.rows import METADATA, OneTableRows, SeveralTablesRows, TableRows
-from headrace.connectors.postgresql.snapshot import Followed, chunk_key, created_again, lower_bounds, read_chunk
+from headrace.connectors.postgresql.snapshot import (
+    Followed,
+    check_unaltered,
+    chunk_key,
+    created_again,
+    lower_bounds,
+    read_chunk,
+)
 from headrace.connectors.postgresql.splits import ChangesSplit, ChangesSplitSerializer, ChunkSplit, LogSplit
 from headrace.connectors.postgresql.stages import LogStage, SnapshotStage, WholeLog
 from headrace.connectors.postgresql.types import OutOfRange
@@ -253,7 +260,7 @@ class ChangesSource(StagedSource[ChangesSplit]):
 def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[catalog.TablePattern]) -> tuple[Followed, ...]:
     """The tables of a publication that a pattern names, in the order of their names. Raises UsageError for what it lacks."""
     # First: what alters a table later is not among it, also where the next question waits for that.
-    known_at, known = catalog.read_log_end(connection), catalog.read_visible(connection)
+    known = catalog.read_moment(connection)
     publication = catalog.read_publication(connection, name)
     wanted = " ".join(f"--tables {shlex.quote(pattern.text)}" for pattern in patterns)
     how = f"the SQL for what is missing is printed by: headrace postgresql check URL --publication {shlex.quote(name)} {wanted}"
@@ -278,7 +285,7 @@ def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[
         raise UsageError(refusal)
     found = (
         Followed(
-            *(tables[oid], each.row_filter, tables[oid].is_partitioned, known_at, known, each.published_by),
+            *(tables[oid], each.row_filter, tables[oid].is_partitioned, known, each.published_by),
             *(has_old_rows, publication.options),
         )
         for oid, each in published.items()
@@ -360,6 +367,8 @@ class ChangesReader(SourceReader[ChangesSplit]):
         check_sum(chunk.table, chunk.columns, followed.table.names)
         with translated(self._source.url, f"reading {chunk.table}"), connect(self._source.url) as connection:
             texts, seen = read_chunk(connection, followed, chunk.key, chunk.lower, chunk.upper)
+            if self._source.snapshot == "initial" and self._source.seam == "exact":  # else the log drops none of its changes
+                check_unaltered(connection, followed.table)
         rows = self._rows.snapshot(chunk.oid, texts, chunk.floor)
         self._chunks.popleft()
         return SplitBatch(replace(chunk, seen=seen), self._chosen(rows), finished=True)

@@ -32,6 +32,14 @@ class Visible:
         return at == len(self.running) or self.running[at] != xid
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Of a server: first the end of its log, then whose effects were seen. A crash undoes neither."""
+
+    lsn: int
+    visible: Visible
+
+
 def full_xid(xid: int, near: int) -> int:
     """The 64-bit id of a transaction, of which the log has 32 bits, by one that is less than two billion away from it."""
     candidate = near - near % _EPOCH + xid

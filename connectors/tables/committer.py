@@ -26,7 +26,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from headrace.connectors.base.capabilities import TaskCleanup
 from headrace.connectors.base.jobs import is_one_off
 from headrace.connectors.base.sink import CommitList, Committer, Outcome, PreparedGoneError, content_number, numbered_content
-from headrace.connectors.tables.handles import TableHandle, kind_of, task_of
+from headrace.connectors.tables.handles import TableHandle, takes, task_of
 from headrace.connectors.tables.log import JobMarker, LoadedTable, TableFile, TableLog
 from headrace.connectors.tables.merging import Merge, Merger
 from headrace.connectors.tables.metadata_folder import LeftOver, WorkFolder, refused_by_store
@@ -312,8 +312,8 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
 
     def _check_fits(self, loaded: LoadedTable, handle: TableHandle) -> None:
         """Another process may have changed the table since the task has looked at it."""
-        now = {field.name: kind_of(field) for field in loaded.schema}
-        changed = [name for name, kind in handle.columns if now.get(name) != kind]
+        now = {field.name: field for field in loaded.schema}
+        changed = [name for name, kind in handle.columns if name not in now or not self._takes(loaded, now[name], handle, kind)]
         required = {field.name for field in loaded.schema if not field.nullable} - dict(handle.columns).keys()
         is_placed = handle.changes is not None or handle.partitioning == loaded.partitioning
         if handle.table != loaded.id or not is_placed or changed or required:
@@ -321,6 +321,13 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
             raise PeerError(
                 f"{self._where}: the table has changed since the files were written ({what}): write the epoch again"
             )
+
+    def _takes(self, loaded: LoadedTable, field: pa.Field, handle: TableHandle, kind: str) -> bool:
+        """Whether a column takes what these files have, also if it has become required since and they have no null."""
+        if takes(field, kind):
+            return True
+        is_full = handle.changes is None and all(loaded.files.is_without_nulls(file, field.name) for file in handle.files)
+        return is_full and takes(field.with_nullable(nullable=True), kind)
 
     def _check_removable(self, work: WorkFolder, doomed: Collection[str]) -> None:
         """Raise FencedError for an older driver, StateError if a reader needs any of these: then the marks tell an untruth."""

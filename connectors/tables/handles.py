@@ -28,6 +28,9 @@ class DataFile:
     statistics: str
 
 
+_NULLABLE = " or null"
+
+
 @dataclass(frozen=True, slots=True)
 class TableHandle:
     """The files of one transaction. `token` distinguishes it from every other; `table` is the id of the table they were written
@@ -51,12 +54,17 @@ class TableHandle:
 
 
 def kind_of(field: pa.Field) -> str:
-    """What a column is, by its type, whether it may be null, and the ids by which a table knows it and its parts (Iceberg).
+    """What a column is, by its type, the ids by which a table knows it and its parts (Iceberg), and whether it may be null.
 
     Another column of the same name and type, as after it was dropped and added again, is of another kind.
     """
-    kind, ids = str(field.type) + ("" if field.nullable else " not null"), ", ".join(_ids(field))
-    return f"{kind} ({ids})" if ids else kind
+    kind, ids = str(field.type), ", ".join(_ids(field))
+    return (f"{kind} ({ids})" if ids else kind) + (_NULLABLE if field.nullable else "")
+
+
+def takes(field: pa.Field, kind: str) -> bool:
+    """Whether a column takes what one of this kind has: one that may be null takes what one that may not has, too."""
+    return kind in (kind_of(field), kind_of(field).removesuffix(_NULLABLE))
 
 
 def _ids(field: pa.Field) -> Iterator[str]:

@@ -310,15 +310,23 @@ class ObjectLog(RunFiles):
         listed = self._listed()
         if max(listed, default=number) > number:
             raise _TakenError  # what is there stays: a claim that has just come may have found it, and name it
+        gone = self._objects.keys() - set(listed)
+        if gone and self._has_claimed and self._is_anothers(listed):
+            self._asked(self._store.remove, _path(number))  # which that run is not to find
+            raise _TakenError
         self._last = number
-        self._forget(self._objects.keys() - set(listed))
+        self._forget(gone)
         entry = self._opened(number, whole)
         self._objects[number] = entry.name
         return entry
 
     def _create(self, number: int, data: bytes) -> None:
         try:
-            self._store.create(_path(number), data, f"{_LOG}/.{self._lifetime}")
+            try:
+                self._store.create(_path(number), data, f"{_LOG}/.{self._lifetime}")
+            except FileNotFoundError:  # the folder itself was removed
+                self._store.make_folder(_LOG)
+                self._store.create(_path(number), data, f"{_LOG}/.{self._lifetime}")
         except FileExistsError:
             # It may be ours, of a put whose answer was lost.
             try:
@@ -327,6 +335,15 @@ class ObjectLog(RunFiles):
                 is_ours = False  # another lifetime's, which a third one has deleted
             if not is_ours:
                 raise _TakenError from None
+
+    def _is_anothers(self, listed: Collection[int]) -> bool:
+        """Whether another run has started in the place that was emptied: it may have an object of our manifest's number."""
+        if self._manifest not in listed:
+            return any(number not in self._objects for number in listed if number <= self._last)
+        path = _path(self._manifest)
+        return bool(
+            ENTRY.open(self._asked(self._store.read, path).partition(b"\n")[0], self.where(path))["life"] != self._lifetime
+        )
 
     def _forget(self, gone: Collection[int]) -> None:
         """Another process has removed these objects, which no run does."""

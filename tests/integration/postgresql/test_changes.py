@@ -850,6 +850,26 @@ def test_a_column_that_is_added_while_chunks_are_read_ends_the_job(url: str, is_
     assert (copy[1], copy[2999]) == ("written", "written")
 
 
+def test_a_column_whose_type_is_changed_while_chunks_are_read_ends_the_job(url: str) -> None:
+    """Regression: a chunk had its value in the old type, and the log's change was dropped."""
+    psql(url, "ALTER TABLE public.orders ADD more real")
+    with EmbeddedRun(source_of(url, chunk_rows=1000), clock=time.monotonic) as run:
+        read_some(run, 1000)
+        psql(url, "ALTER TABLE public.orders ALTER more TYPE float", "UPDATE public.orders SET more = 0.1 WHERE id = 2999")
+        with pytest.raises(UsageError, match=r"has changed: columns of another type: more.* Start again"):
+            read_some(run, 1)
+
+
+@pytest.mark.parametrize("case", ["rows alone", "an overlapping seam", "a generated column"])
+def test_a_column_that_is_added_while_chunks_are_read_ends_no_job_that_loses_nothing(url: str, case: str) -> None:
+    options: dict[str, Any] = {"rows alone": {"snapshot": "only"}, "an overlapping seam": {"seam": "overlapping"}}.get(case, {})
+    added = "int GENERATED ALWAYS AS (id * 2) STORED" if case == "a generated column" else "int"
+    with EmbeddedRun(source_of(url, chunk_rows=1000, **options), clock=time.monotonic) as run:
+        read_some(run, 1000)
+        psql(url, f"ALTER TABLE public.orders ADD more {added}")
+        assert len(read_some(run, 2000)) == 2000
+
+
 @pytest.mark.parametrize("in_log", [True, False], ids=["in the log", "in the chunks"])
 def test_a_generated_column_that_is_plain_now_is_refused(url: str, in_log: bool) -> None:
     """Regression: it was null in all rows that were read before."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import random
+import shutil
 from collections import Counter
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -488,6 +489,31 @@ def test_a_log_that_is_emptied_under_a_running_run_is_written_again(caplog, gone
     assert ("mem://x was emptied while this run is running" in caplog.text) == (1 in gone)
 
 
+def test_a_run_whose_log_was_emptied_ends_if_another_has_started_there():
+    """The one that was started last continues, and finds nothing of the other."""
+    objects = {}
+    first = opened(objects)
+    for name in "abc":
+        first.write(name, b"1")
+    objects.clear()
+    second = opened(objects)
+    second.write("x", b"2")
+    with pytest.raises(FencedError):
+        first.write("d", b"1")
+    second.write("y", b"2")
+    assert files(objects) == files_of(second) == {"x": b"2", "y": b"2"}
+
+
+def test_a_log_whose_folder_is_removed_is_written_again(tmp_path):
+    """Of a store that has folders."""
+    store = open_store(f"{tmp_path}/run", {})
+    log = ObjectLog("the store", store)
+    log.claim()
+    shutil.rmtree(tmp_path / "run")
+    log.write("a", b"1")
+    assert files_of(ObjectLog("the store", store)) == {"a": b"1"}
+
+
 def test_a_file_that_was_truncated_keeps_its_place_for_its_reader_to_judge(caplog):
     objects = {}
     opened(objects).write("a", b"123")
@@ -699,7 +725,8 @@ def the_last_object_may_be_deleted():
                 self._store.remove(object_log._path(number))
                 del self._objects[number]
 
-    with patch.object(ObjectLog, "_delete", delete):
+    # Who gets its number finds by itself that another has its place, since emptied places are noticed.
+    with patch.object(ObjectLog, "_delete", delete), patch.object(ObjectLog, "_is_anothers", lambda *_: False):
         yield
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("psycopg", reason="needs headrace[sql]")
 from headrace import Pipeline
 from headrace.connectors.postgresql.snapshot import Followed
 from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
-from headrace.connectors.postgresql.visible import Visible
+from headrace.connectors.postgresql.visible import Moment, Visible
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.postgresql import ChangesSource
@@ -82,7 +82,7 @@ INTEGER = PgType(23, "integer", "base")
 def followed(identity: str, in_log: str, key: Sequence[str] = ("id",)) -> Followed:
     """A table of `id` and `email`; the log has the columns `in_log` of its old rows."""
     columns = tuple(PgColumn(name, INTEGER, in_key=name in in_log.split()) for name in ("id", "email", "v"))
-    return Followed(PgTable(1, "public", "t", columns, identity, tuple(key)), None, False, 0, Visible(3, 3, ()))  # type: ignore[arg-type]
+    return Followed(PgTable(1, "public", "t", columns, identity, tuple(key)), None, False, Moment(0, Visible(3, 3, ())))  # type: ignore[arg-type]
 
 
 EVERY = "id email v"

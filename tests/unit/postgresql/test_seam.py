@@ -28,9 +28,9 @@ from headrace.connectors.postgresql.splits import (
     seam_of,
 )
 from headrace.connectors.postgresql.types import PgTable
-from headrace.connectors.postgresql.visible import Visible, full_xid
+from headrace.connectors.postgresql.visible import Moment, Visible, full_xid
 
-NOW = Visible(10, 10, ())
+NOW = Moment(100, Visible(10, 10, ()))
 ORDERS = "public.orders"
 PLACE = Origin("7", 1, 100)
 
@@ -184,7 +184,7 @@ def test_a_start_notes_what_is_missing_unless_a_later_one_has_read_on(
     lsn: int, known: PublicationOptions | None, taken_over: PublicationOptions
 ) -> None:
     orders = PgTable(16385, "public", "orders", (), "default", ())
-    followed = Followed(orders, None, is_partitioned=False, known_at=100, known=NOW, published_by=(9,), options=NONE)
+    followed = Followed(orders, None, is_partitioned=False, known=NOW, published_by=(9,), options=NONE)
     split = LogSplit(0, replace(PLACE, lsn=lsn), published_by=((16385, (9,)),), options=known)
     assert AddedTables("", [followed], 1).taken_over(split).options == taken_over
 
@@ -197,7 +197,7 @@ def test_entries_that_have_published_what_is_read_are_kept_also_of_a_table_that_
 ) -> None:
     """A start forgot them for a table of which some chunks were read, and whose changes were then left out."""
     orders = PgTable(16385, "public", "orders", (), "default", ())
-    added = AddedTables("", [Followed(orders, None, is_partitioned=False, known_at=100, known=NOW, published_by=now)], 1)
+    added = AddedTables("", [Followed(orders, None, is_partitioned=False, known=NOW, published_by=now)], 1)
     whole = LogSplit(0, PLACE, ((ORDERS, 16385),), published_by=((16385, known),))
     partly = replace(whole, tables=(), seam=Seam(((ORDERS, TableSeam(("id",), (("10",),), ("10:12:10",))),), 300))
     assert [added.taken_over(split).published_by for split in (whole, partly)] == [((16385, kept),)] * 2

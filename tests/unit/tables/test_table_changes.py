@@ -34,7 +34,7 @@ from headrace.connectors.base.sink import Attempt
 from headrace.connectors.tables import delta
 from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.committer import TableCommitter
-from headrace.connectors.tables.handles import TableHandle
+from headrace.connectors.tables.handles import TableHandle, kind_of, takes
 from headrace.connectors.tables.log import OutdatedError
 from headrace.connectors.tables.rows import new_columns
 from headrace.delta import DeltaSink
@@ -813,6 +813,17 @@ def test_files_with_nulls_are_not_committed_into_a_column_that_is_required_by_th
         driver(sink).commit(0, (handle,))
     with pytest.raises(UsageError, match="'name' of the table must not be null"):
         prepared_rows(sink, 0, 0, rows)
+
+
+@KINDS
+def test_files_without_nulls_are_committed_though_their_column_is_required_or_may_be_null_by_then(tmp_path, kind):
+    sink, rows = sink_of(kind, tmp_path), pa.RecordBatch.from_pylist([{"id": 1, "name": "a"}], schema=NARROW)
+    sink.create_table(NARROW)
+    handle = prepared_rows(sink, 0, 0, rows)
+    make_required(kind, tmp_path, "name")
+    driver(sink).commit(0, (handle,))
+    assert rows_of(kind, tmp_path).to_pylist() == rows.to_pylist()
+    assert takes(pa.field("name", pa.string()), kind_of(pa.field("name", pa.string(), nullable=False)))
 
 
 @KINDS
