@@ -120,6 +120,7 @@ class IcebergSink(OpenTableSink):
                 for partition in partitions:
                     spec.add_field(partition.column, partition.transform, partition.name)
             _check_names(creation.table_metadata.schema(), self.table)
+            _check_partition_names([part.name for part in creation.table_metadata.spec().fields], self.table)
             _check_location(f"the location of {self.table}", creation.table_metadata.location)
             creation.commit_transaction()
 
@@ -172,6 +173,15 @@ def _check_names(schema: Schema, table: str) -> None:
         raise UsageError(
             f"{table}: headrace cannot write to this table: Avro does not allow the names of its columns "
             f"{', '.join(found)}: rename them to A-Z, a-z, 0-9 and _"
+        )
+
+
+def _check_partition_names(names: Sequence[str], table: str) -> None:
+    """Raise UsageError for one that no manifest can have as Avro specifies it. Java writes it, and DuckDB's process aborts."""
+    if found := [repr(name) for name in names if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) is None]:
+        raise UsageError(
+            f"{table}: Avro does not allow the names of its partitions {', '.join(found)}: partition by columns whose names "
+            "have A-Z, a-z, 0-9 and _ only"
         )
 
 

@@ -342,6 +342,14 @@ def test_no_table_is_made_with_names_that_cannot_be_written(folder, name):
     assert not load_catalog(**catalog_of(folder)).table_exists("n.named")
 
 
+def test_no_table_is_made_with_a_partition_whose_name_avro_does_not_have(folder):
+    """Regression: DuckDB's process aborts as it reads the manifests."""
+    sink, schema = IcebergSink("n.named", catalog_of(folder)), pa.schema([("id", pa.int64()), ("Größe", pa.string())])
+    with pytest.raises(UsageError, match=r"Avro does not allow the names of its partitions 'Größe'"):
+        sink.create_table(schema, ["Größe"])
+    sink.create_table(schema, ["id"])
+
+
 def test_no_column_is_added_whose_name_cannot_be_written(folder):
     """Regression: it was, and then every job that wrote to the table was refused, also without that column."""
     sink, narrow = IcebergSink("n.named", catalog_of(folder), merge_schema=True), pa.schema([("id", pa.int64())])
