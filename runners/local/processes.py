@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from io import TextIOWrapper
 from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext, ForkServerContext
@@ -255,6 +256,8 @@ def _begin(requests: Connection, files: tuple[int, int], target: Callable[[Any],
     requests.close()
     for file in files:
         os.close(file)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a function has printed is there though its process is killed
     target(pickle.loads(argument))  # noqa: S301 - of our own parent
 
 

@@ -66,6 +66,7 @@ def bad(batch):
     if is_told("calls exit"):
         sys.exit(3)
     if is_told("ends the process"):
+        print("printed by", "a process that ends")
         os._exit(4)
     if is_told("keeps the lock of Python"):
         re.match("(a+)+$", "a" * 64 + "b")
@@ -156,6 +157,7 @@ def test_a_function_that_misbehaves_is_named_and_loses_nothing(kafka, tmp_path):
         assert time.monotonic() - started_at < 20  # what has left its group holds up no process
         os.kill(int((tmp_path / "forked").read_text()), 0)
         assert "printed by a function" in run.log.read_text()
+        assert "printed by a process that ends" in run.log.read_text()
         written.check()
     finally:
         run.kill()
