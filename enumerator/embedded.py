@@ -77,6 +77,7 @@ class EmbeddedRun(Generic[SplitT]):
         self._slots: dict[int, _Slot[SplitT]] = {}
         self._due_at: float | None = None
         self._persisting: Checkpoint[SplitT] | None = None
+        self._is_given = False
         self._last_id = 0
         self._closed = self._released = False
         self._commands: deque[Command[SplitT] | _ReportCompleted[SplitT]] = deque()
@@ -159,15 +160,23 @@ class EmbeddedRun(Generic[SplitT]):
     def checkpoint(self) -> bytes:
         """The state as of what `poll` has returned. Store it, then call `checkpoint_completed` (or `checkpoint_aborted`).
 
-        An earlier one of which neither was called is aborted.
+        One that was interrupted, and gave nothing, is aborted by the next. Raises StateError while one that was given has not
+        been completed or aborted: which of the two were stored would not be known.
         """
         self._note_delivered()
         if self._persisting is not None:
+            if self._is_given:
+                raise StateError(
+                    f"no checkpoint is available now: checkpoint {self._persisting.checkpoint_id} is still under way: call "
+                    "checkpoint_completed() once it is stored, or checkpoint_aborted()"
+                )
             self._decide(ev.CheckpointAborted(self._end_checkpoint()))
         self._last_id += 1
         self._decide(ev.CheckpointTriggered(self._last_id))
         assert self._persisting is not None, "splits are found when a run is made, and its readers answer at once"
-        return self._serializer.serialize(self._persisting)
+        state = self._serializer.serialize(self._persisting)
+        self._is_given = True
+        return state
 
     def checkpoint_completed(self) -> None:
         """The bytes of the last `checkpoint` are durable: positions are published (group offsets are committed).
@@ -192,7 +201,7 @@ class EmbeddedRun(Generic[SplitT]):
         if self._persisting is None:
             raise UsageError("no checkpoint is under way: call checkpoint() first")
         checkpoint_id = self._persisting.checkpoint_id
-        self._is_deciding, self._persisting = True, None
+        self._is_deciding, self._is_given, self._persisting = True, False, None
         return checkpoint_id
 
     def lose_reader(self, reader: int) -> None:

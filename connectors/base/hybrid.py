@@ -324,7 +324,8 @@ class HybridSource(StagedSource[HybridSplit]):
         if not isinstance(source, Source) or isinstance(source, HybridSource):
             raise UsageError(f"the function for stage {stage} of a hybrid source has given {source!r}, and not one source")
         check_needs_no_ends(source, "a hybrid source")
-        check_needs_no_finished(source, "a function gives it, of which engines do not know that. Give Hybrid the source")
+        if not self.needs_finished:
+            check_needs_no_finished(source, "a function gives it, of which engines do not know that. Give Hybrid the source")
         for change in self._changes:
             source = change(source)
         self.check_columns(stage, source)

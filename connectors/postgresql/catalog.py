@@ -64,9 +64,9 @@ def read_log_end(connection: Connection) -> int:
 
 
 def read_moment(connection: Connection) -> Moment:
-    """Now. What has happened by then is on the server's disk when this returns."""
+    """Now. What has happened by then is on the server's own disk when this returns."""
     moment = Moment(read_log_end(connection), read_visible(connection))
-    flush_log(connection)
+    _flush(connection, sql.SQL("local"))  # a start waits for no standby, which may be away
     return moment
 
 
@@ -79,11 +79,15 @@ def read_visible(connection: Connection) -> Visible:
 def flush_log(connection: Connection) -> None:
     """Return when all that is visible now is on the server's disk, and the ids of all transactions that have ended.
 
-    A crash undoes commits that did not wait for the disk, which are visible before, and gives the ids of transactions that are
-    not on it to other ones, also those of transactions that were rolled back.
+    Also on that of a standby for which commits wait. A crash undoes commits that did not wait for the disk, which are visible
+    before, and gives the ids of transactions that are not on it to other ones, also of transactions that were rolled back.
     """
+    _flush(connection, sql.SQL("on"))
+
+
+def _flush(connection: Connection, how: sql.SQL) -> None:
     with connection.transaction():
-        connection.execute("SET LOCAL synchronous_commit = on")
+        connection.execute(sql.SQL("SET LOCAL synchronous_commit = {}").format(how))
         connection.execute("SELECT pg_logical_emit_message(true, 'headrace', '')")  # any role may, also a read-only one
 
 

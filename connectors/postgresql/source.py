@@ -275,7 +275,8 @@ def find_followed(connection: psycopg.Connection, name: str, patterns: Sequence[
         if any(pattern.matches(table.schema, table.name) for pattern in patterns)
     }
     tables = catalog.read_tables(connection, published, publication.columns())
-    if catalog.read_publication(connection, name) != publication:  # of other columns than the tables: one was altered between
+    again = catalog.read_publication(connection, name)
+    if again is None or not {*again.tables}.issuperset(published.values()):  # altered between: with other columns than `tables`
         return find_followed(connection, name, patterns)
     partitions = catalog.read_partitions(connection, published)
     if names := unlogged(partitions):

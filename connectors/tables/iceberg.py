@@ -47,7 +47,7 @@ from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.iceberg_files import files_of, read_as_it_is
 from headrace.connectors.tables.iceberg_partitions import TablePartition
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
-from headrace.connectors.tables.metadata_folder import LASTING
+from headrace.connectors.tables.metadata_folder import is_lasting
 from headrace.connectors.tables.rows import as_now, check_columns
 from headrace.connectors.tables.sink import OpenTableSink
 from headrace.connectors.tables.statistics import Measures, has_bounds
@@ -491,10 +491,10 @@ def _translated(name: str) -> Iterator[None]:
         raise
     except (exceptions.CommitFailedException, exceptions.CommitStateUnknownException) as error:
         raise OutdatedError(f"{name}: another process has committed meanwhile: {error}") from error
-    except LASTING as error:  # as another process has removed a file of the table
-        raise PeerError(f"{name}: {error}") from error
     except (OSError, exceptions.ServerError, exceptions.ServiceUnavailableError) as error:
-        raise RetriableError(f"{name}: {error}") from error
+        # Lasting, as where another process has removed a file of the table.
+        stays = isinstance(error, OSError) and is_lasting(error)
+        raise (PeerError if stays else RetriableError)(f"{name}: {error}") from error
     except Exception as error:
         kind = RetriableError if _may_pass(error) else PeerError
         raise kind(f"{name}: {type(error).__name__}: {error}") from error

@@ -159,8 +159,13 @@ def _files(store: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
     return [info for info in found if info.type is fs.FileType.File]
 
 
-LASTING = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+_LASTING = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _LASTING_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG})
+
+
+def is_lasting(error: OSError) -> bool:
+    """Whether trying again does not help."""
+    return isinstance(error, _LASTING) or error.errno in _LASTING_NUMBERS
 
 
 @contextmanager
@@ -169,7 +174,6 @@ def refused_by_store(where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        is_lasting = isinstance(error, LASTING) or error.errno in _LASTING_NUMBERS
-        raise (PeerError if is_lasting else RetriableError)(f"{where}: {error}") from error
+        raise (PeerError if is_lasting(error) else RetriableError)(f"{where}: {error}") from error
     except pa.ArrowException as error:
         raise PeerError(f"{where}: {error}") from error

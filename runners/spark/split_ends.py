@@ -31,6 +31,8 @@ KEPT_READINGS = 100
 _OF_SPARK = "metadata"
 """What Spark writes into a checkpoint before the query plans anything."""
 
+MARK = b"open"
+"""What the mark of a reading has: copies may leave out empty files."""
 _SWEEP_EVERY = 20
 _READS_AT_ONCE = 16
 
@@ -81,7 +83,7 @@ class EndsLog(Generic[SplitT]):
     def open(self, reading: SplitReading[SplitT]) -> SplitReading[SplitT]:
         """The reading as it is to be stored, whose tasks may record from now on. Driver's process."""
         with _translated(self.checkpoint):
-            self._store().create(_mark(reading), b"", f"{reading.chain}/.{uuid4().hex}.tmp")
+            self._store().create(_mark(reading), MARK, f"{reading.chain}/.{uuid4().hex}.tmp")
         return replace(reading, marked=True)
 
     def find(self, task: TaskName) -> TaskEnds[SplitT] | None:

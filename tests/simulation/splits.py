@@ -28,6 +28,7 @@ from headrace.enumerator.errors import DataLossError, DeadlineExceededError, Hea
 from headrace.enumerator.source import DiscoveryResult, SplitBatch, SplitDiscovery
 from headrace.runners.spark import offset_log, split_ends
 from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.split_ends import MARK
 from headrace.runners.spark.split_state import FOLDER, ReadingFormat, SplitReading
 from headrace.runners.spark.split_stream import PlannedTask, SplitPlanner, SplitRead
 from headrace.runners.spark.split_tasks import TaskLimits
@@ -385,8 +386,8 @@ class SplitsSimulation:
 
     def write(self, name: str, data: bytes) -> None:
         self.disk.files[name] = data
-        if not data:
-            return  # the mark of a reading
+        if data == MARK:
+            return
         ends = self.format.ends_from_json(data, name)
         self.disk.recorded.setdefault(name, {split_id: end.rows for split_id, end in ends.ends.items()})
 

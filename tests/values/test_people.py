@@ -191,6 +191,8 @@ class Reading(RuleBasedStateMachine):
             assert not reader.is_refused
             self.checkpoints.append((answer.value, list(reader.taken), reader.ends))
             reader.pending = list(reader.taken)
+        elif "no checkpoint is available" in str(answer.error):
+            assert reader.pending or reader.may_refuse
         elif isinstance(answer.error, StateError):
             self.check_refused(reader, answer)
 

@@ -87,7 +87,11 @@ class Fetcher:
 
     @property
     def done(self) -> bool:
-        """True when every partition has ended (its stop reached, failed or finished) and everything was polled."""
+        """True when every partition has ended (its stop reached, failed or finished) and everything was polled.
+
+        Raises StateError as `poll` does.
+        """
+        self._check_process()
         with self._lock:
             return not self._queue and not len(self._plan)
 
@@ -116,7 +120,12 @@ class Fetcher:
             return item
 
     def wake_up(self) -> None:
-        """Have `poll` return what there is, the call under way or the next one. Called by any thread."""
+        """Have `poll` return what there is, the call under way or the next one. Called by any thread.
+
+        In a forked child nothing is done.
+        """
+        if self._pid != os.getpid():
+            return
         with self._lock:
             self._woken = True
             self._to_reader.notify_all()

@@ -546,9 +546,9 @@ class KafkaBatches:
         raise StopIteration
 
     def checkpoint(self) -> bytes:
-        """The state as of the batches taken so far: store it, then call `checkpoint_completed`.
+        """The state as of the batches taken so far: store it, then call `checkpoint_completed`, or `checkpoint_aborted`.
 
-        Without that call, as where it could not be stored, the next one takes its place.
+        Raises StateError where neither was called of an earlier one.
         """
         with self._used():
             return self._run.checkpoint()
@@ -557,6 +557,11 @@ class KafkaBatches:
         """What `checkpoint` returned is stored. Commits offsets to the group, if the source has one."""
         with self._used():
             self._run.checkpoint_completed()
+
+    def checkpoint_aborted(self) -> None:
+        """What `checkpoint` returned could not be stored. The next one has its batches, too."""
+        with self._used():
+            self._run.checkpoint_aborted()
 
     @contextmanager
     def _used(self) -> Iterator[None]:

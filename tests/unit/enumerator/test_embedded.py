@@ -149,6 +149,16 @@ def test_positions_are_published_only_when_the_checkpoint_is_durable(monkeypatch
     assert [[split.next_offset for split in splits] for splits in published] == [[2]]
 
 
+def test_a_checkpoint_asked_for_while_one_is_under_way_is_refused_and_harms_it_not():
+    with run_of(MemorySource(log_of(a="12"))) as run:
+        run.checkpoint()
+        with pytest.raises(StateError, match=r"available now: checkpoint 1 is still under way: call .* or checkpoint_aborted"):
+            run.checkpoint()
+        run.checkpoint_completed()
+        run.checkpoint()
+        run.checkpoint_completed()
+
+
 @pytest.mark.parametrize("end", [EmbeddedRun.checkpoint_completed, EmbeddedRun.checkpoint_aborted])
 @pytest.mark.parametrize("started", [False, True], ids=["never started", "aborted"])
 def test_a_checkpoint_ends_only_if_it_is_under_way(started, end):

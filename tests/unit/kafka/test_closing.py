@@ -127,7 +127,7 @@ def test_a_forked_child_closes_a_reader_though_a_thread_of_its_parent_had_the_lo
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait()
-    assert in_child(reader.close) == "None"
+    assert in_child(reader.wake_up) == in_child(reader.close) == "None"
     ended.set()
     thread.join()
     batch = reader.poll(DEADLINE_S)
