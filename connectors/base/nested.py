@@ -87,11 +87,10 @@ def unencoded(values: pa.Array) -> pa.Array:
     if not _is_encoded(kind):
         return values
     if types.is_run_end_encoded(kind):
-        runs = values.values.cast(_VIEWS[values.values.type]) if values.values.type in _VIEWS else values.values
-        places = pa.RunEndEncodedArray.from_arrays(values.run_ends, pa.array(range(len(runs)), pa.int64()))
-        return unencoded(runs.take(pc.run_end_decode(places).slice(values.offset, len(values))))
+        places = pa.RunEndEncodedArray.from_arrays(values.run_ends, pa.array(range(len(values.values)), pa.int64()))
+        return _taken(values.values, pc.run_end_decode(places).slice(values.offset, len(values)))
     if types.is_dictionary(kind):
-        return unencoded(values.dictionary.take(values.indices))
+        return _taken(values.dictionary, values.indices)
     if types.is_struct(kind):
         fields = list(map(unencoded, _fields(values)))
         named = [each.with_type(field.type) for each, field in zip(kind, fields, strict=True)]
@@ -104,6 +103,22 @@ def unencoded(values: pa.Array) -> pa.Array:
         rest = whole.slice(values.offset, len(values))
         return pc.if_else(values.is_valid(), rest, pa.nulls(len(rest), rest.type))
     return type(values).from_arrays(_offsets(values), unencoded(values.flatten()))
+
+
+def _taken(values: pa.Array, places: pa.Array) -> pa.Array:
+    """Those at these places, without what Arrow cannot take them out of: runs and views, also within."""
+    plain = unencoded(values)
+    kind = _without_views(plain.type)
+    return (plain if kind == plain.type else cast_nested(plain, kind)).take(places)
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    return _VIEWS.get(kind) or (with_types(kind, _without_views) if _has_view(kind) else kind)
+
+
+@lru_cache(maxsize=1024)
+def _has_view(kind: pa.DataType) -> bool:
+    return kind in _VIEWS or any(_has_view(each.type) for each in _fields_of(kind))
 
 
 def with_types(kind: pa.DataType, changed: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
@@ -142,7 +157,8 @@ def _never_null(field: pa.Field) -> UsageError:
 @lru_cache(maxsize=1024)
 def _is_encoded(kind: pa.DataType) -> bool:
     if types.is_dictionary(kind):
-        return types.is_nested(kind.value_type) or types.is_dictionary(kind.value_type) or _is_encoded(kind.value_type)
+        inner = kind.value_type
+        return types.is_nested(inner) or types.is_dictionary(inner) or inner in _VIEWS or _is_encoded(inner)
     return types.is_run_end_encoded(kind) or any(_is_encoded(each.type) for each in _fields_of(kind))
 
 

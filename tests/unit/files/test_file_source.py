@@ -401,12 +401,20 @@ def runs_of(values: pa.Array) -> pa.Array:
     return pa.RunEndEncodedArray.from_arrays(pa.array([2, 5], pa.int32()), values)
 
 
+RUNS_WITHIN = pa.RunEndEncodedArray.from_arrays(pa.array([1, 2], pa.int32()), pa.array([1, None], pa.int64()))
 NESTED, PLACES = pa.array([[1], None]), pa.array([0, 1, None, 0, 1], pa.int8())
 ENCODED = {
     "runs": runs_of(pa.array(["x", None])),
     "runs of lists": runs_of(NESTED),
     "runs of views": runs_of(pa.array(["x", None], pa.string_view())),
     "runs of a dictionary": runs_of(pa.array(["x", "y"]).dictionary_encode()),
+    "runs of records of runs": runs_of(pa.StructArray.from_arrays([RUNS_WITHIN], ["r"])),
+    "runs of records of views": runs_of(pa.array([{"a": "x"}, None], pa.struct([("a", pa.string_view())]))),
+    "a dictionary of views": pa.DictionaryArray.from_arrays(PLACES, pa.array(["x", None], pa.string_view())),
+    "a dictionary of lists of views": pa.DictionaryArray.from_arrays(
+        PLACES, pa.array([["x"], None], pa.list_(pa.string_view()))
+    ),
+    "a dictionary of lists of runs": pa.DictionaryArray.from_arrays(PLACES, pa.ListArray.from_arrays([0, 1, 2], RUNS_WITHIN)),
     "a dictionary of lists": pa.DictionaryArray.from_arrays(PLACES, NESTED),
     "a dictionary of records": pa.DictionaryArray.from_arrays(PLACES, pa.array([{"a": 1}, None])),
     "a list": pa.ListArray.from_arrays(pa.array([0, 2, None, 2, 3, 5], pa.int32()), runs_of(pa.array(["x", "y"]))),
