@@ -5,8 +5,9 @@ read. It names the file with the rows where the source would not give them again
 workers, and by the planner in the driver's process.
 
 A task that is never computed records nothing, and its splits are read by a later batch. The mark of the reading,
-`<location>/<chain>/<sequence>-<reading>`, distinguishes that from a lost record: it is there from before the batch runs until
-each of its tasks has a record.
+`<location>/<chain>/<sequence>-<reading>`, is there from before the batch runs until it is closed, when each task has a record.
+So a lost record of a closed batch is noticed, and of an open one where all are lost with the mark: while that is there, a task
+without a record is one that was never computed.
 """
 
 from __future__ import annotations
