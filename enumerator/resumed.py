@@ -114,6 +114,8 @@ class ResumedIncrementalDiscovery(IncrementalDiscovery[SplitT]):
             self._source.splits_finished(finished)
         left = [state.split for state in self._checkpoint.splits if not state.finished]
         is_over = _is_over(self._source, self._checkpoint)
+        if is_over:
+            _ask_of_cursor(self._source, self._checkpoint)
         return DiscoveryResult(
             left, complete=is_over, cursor=self._checkpoint.cursor, more=not is_over, stage=self._checkpoint.stage
         )
@@ -160,6 +162,11 @@ def _is_over(source: Source[SplitT], positions: Checkpoint[SplitT]) -> bool:
     return positions.exhausted and source.boundedness is Boundedness.BOUNDED
 
 
+def _ask_of_cursor(source: Source[SplitT], positions: Checkpoint[SplitT]) -> None:
+    if positions.cursor is not None:
+        source.on_cursor_final(positions.cursor, positions.stage)
+
+
 def _followed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
     """All of their stage is found, and if it is not the last one any more, that is not all there is."""
     stage = positions.stage
@@ -203,6 +210,7 @@ def selected(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoin
     found = _selected(source, positions)
     if found.exhausted:
         source.on_splits_final([state.split for state in found.splits])
+        _ask_of_cursor(source, found)
     return found
 
 

@@ -334,6 +334,13 @@ class Source(ABC, Generic[SplitT]):
         Coordinator's process; does no I/O. Default: does nothing.
         """
 
+    def on_cursor_final(self, cursor: JsonObject, stage: Stage | None) -> None:
+        """A checkpoint with this cursor is continued, and nothing behind it will be discovered. Raise StateError for what is
+        asked for now and would not be read.
+
+        Coordinator's process; may contact the source, and raises what that raises. Default: does nothing.
+        """
+
     def confirm_deleted(self, splits: Sequence[SplitT]) -> frozenset[str]:
         """Ids of those of these vanished splits that can never come back, by proof: checkpoints leave them out.
 

@@ -269,6 +269,11 @@ class HybridSource(StagedSource[HybridSplit]):
             if stage == self.last_stage:
                 source.on_splits_final(inner)
 
+    def on_cursor_final(self, cursor: JsonObject, stage: Stage | None) -> None:
+        """As the stage's source."""
+        if stage is not None:
+            self.source_of(stage.number, stage.end).on_cursor_final(cursor, None)
+
     def confirm_deleted(self, splits: Sequence[HybridSplit]) -> frozenset[str]:
         """As the stages' sources."""
         by_stage = self._by_stage(splits).items()

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from itertools import pairwise
 
 from headrace.connectors.files.read.cursor import FileStatus, Key, Remembered, age_order, key_of
@@ -35,7 +36,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         self._last: JsonObject | None = None
         self._remembered = Remembered()
         self._name = ""
-        self._first_pattern = plan.pattern
+        self._patterns = [plan.pattern]
         self._handled: set[int] = set()
         self._most_handled = _LEAST_HANDLED
         self._waiting: deque[FoundFile] = deque()
@@ -66,6 +67,19 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         splits = [piece for file in in_order for piece in self._pieces(file, schema)]
         return DiscoveryResult(splits, complete=not self._plan.watch and not more, cursor=self._last, more=more)
 
+    def check_final(self, cursor: JsonObject) -> None:
+        """Raise StateError where the pattern selects files now that the read has left out, which is over at this cursor.
+
+        Lists the folder if the pattern is another one, and raises what that raises, but of a folder that is gone.
+        """
+        self._patterns = self._patterns_of(cursor)
+        if self._plan.pattern in self._patterns:
+            return
+        self._restore(cursor)
+        with suppress(FileNotFoundError):
+            for file in self._left_out(self._folder.list_files(())):
+                raise self._refused(file)
+
     def _schema(self) -> str:
         """Asked for before a file is taken from those that wait, and before the cursor is stored, which has it."""
         try:
@@ -78,16 +92,15 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         self._waiting.clear()
         self._handled.clear()
         self._last, self._name = cursor, ""
-        self._remembered = Remembered()
+        self._remembered, self._patterns = Remembered(), [self._plan.pattern]
         if cursor is None:
             return
         try:
             readable_version(cursor["version"], _VERSION)
-            first = cursor.get("pattern", self._plan.pattern)
-            self._first_pattern = None if first is None else stored_text(first)
             path, self._name, pinned, found = cursor["path"], str(cursor["name"]), cursor["schema"], cursor["found"]
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"a cursor of files cannot be read: {error!r}") from error
+        self._patterns = self._patterns_of(cursor)
         self._remembered = Remembered.restored(found)
         self._warn_of_another_folder(path)
         self._check_order()
@@ -95,6 +108,14 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
             self._warn_of_late_files()
             self._remembered.end = self._remembered.left = None
         self._plan.pin_schema(pinned)
+
+    def _patterns_of(self, cursor: JsonObject) -> list[str | None]:
+        """All that the read has had so far."""
+        stored = cursor.get("pattern", self._plan.pattern)
+        try:
+            return [None if each is None else stored_text(each) for each in (stored if isinstance(stored, list) else [stored])]
+        except (TypeError, ValueError) as error:
+            raise StateError(f"the pattern in a cursor of files cannot be read: {error!r}") from error
 
     def _warn_of_another_folder(self, path: object) -> None:
         """A folder that was moved is read on; in another one the files are others, and those that are older are left."""
@@ -137,22 +158,33 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         new = list(self._by_name(listed) if self._plan.order == "name" else self._by_time(listed))
         if new and self._last is None and not self._plan.watch:
             self._remembered.end, self._remembered.left = max(map(key_of, new)), len(new)
-        self._check_left(len(new))
+        self._check_left(new)
+        if self._plan.pattern not in self._patterns:
+            self._patterns.append(self._plan.pattern)
         self._waiting.extend(new)
 
     def _check_pattern(self, listed: list[FoundFile]) -> None:
-        """Raise StateError where a bounded read selects files that it did not when it started: it would read some of them."""
-        end, first = self._remembered.end, self._first_pattern
-        if end is None or first == self._plan.pattern:
+        """Raise StateError where files that a bounded read has left out are selected now, and would not be read."""
+        if self._plan.pattern in self._patterns:
             return
-        for file in listed:
-            if self._plan.selects_name(file.path) and not is_selected(file.path, first) and key_of(file) <= end:
-                raise StateError(
-                    f"{self._plan.path}: the checkpoint is of a bounded read with pattern={first!r}, which has left out "
-                    f"{shown(file.path)}: keep that pattern, or start with a new checkpoint"
-                )
+        for file in self._left_out(listed):
+            if file.path <= self._name or self._remembered.finding(key_of(file)) is FileStatus.BEHIND:
+                raise self._refused(file)
 
-    def _check_left(self, now: int) -> None:
+    def _left_out(self, listed: list[FoundFile]) -> list[FoundFile]:
+        return [file for file in listed if self._plan.selects_name(file.path) and not self._was_selected(file)]
+
+    def _was_selected(self, file: FoundFile) -> bool:
+        return any(is_selected(file.path, pattern) for pattern in self._patterns)
+
+    def _refused(self, file: FoundFile) -> StateError:
+        patterns = " and ".join(map(repr, self._patterns))
+        return StateError(
+            f"{self._plan.path}: the checkpoint is of a bounded read with pattern={patterns}, which has left out "
+            f"{shown(file.path)}: keep that pattern, or start with a new checkpoint"
+        )
+
+    def _check_left(self, new: list[FoundFile]) -> None:
         """Raise DataLossError, or warn, where a later listing lacks what is left of a bounded read's first one.
 
         By its new time a file that has changed is one that came later. One that came late, with an old time, is read, too.
@@ -160,6 +192,8 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         left = self._remembered.left
         if left is None:
             return
+        is_same = self._plan.pattern in self._patterns
+        now = len(new) if is_same else sum(map(self._was_selected, new))
         if now < left:
             why = (
                 f"{self._plan.path} lacks {left - now} of the {left} files that it had at the start and that wait to be read: "
@@ -171,7 +205,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
                     "option: failOnDataLoss)"
                 )
             log.warning("%s. What is there is read", why)
-        self._remembered.left = now
+        self._remembered.left = len(new)
 
     def _by_name(self, listed: list[FoundFile]) -> Iterator[FoundFile]:
         for file in sorted(_by_path(listed)):
@@ -223,7 +257,8 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
     def _stored(self) -> JsonObject:
         found, schema = self._remembered.stored(), self._plan.pinned_schema
         stored = {"version": _VERSION, "path": self._plan.path, "name": self._name, "schema": schema, "found": found}
-        return stored if self._remembered.end is None else stored | {"pattern": self._first_pattern}
+        patterns = list(self._patterns)
+        return stored if self._plan.watch else stored | {"pattern": patterns if len(patterns) > 1 else patterns[0]}
 
     def _count(self, file: FoundFile) -> int:
         parts = -(-file.size // self._plan.split_bytes)

@@ -19,7 +19,7 @@ from headrace.connectors.files.read.lines import Csv
 from headrace.connectors.files.read.plan import ChangedFiles, FilePlan, Order
 from headrace.connectors.files.read.reader import FileReader
 from headrace.connectors.files.read.split import FileSplit, FileSplitSerializer
-from headrace.enumerator.source import Boundedness, JsonObject, Source
+from headrace.enumerator.source import Boundedness, JsonObject, Source, Stage
 
 FormatName = Literal["parquet", "arrow", "avro", "jsonl", "csv", "text"]
 _NO_CSV = Csv()
@@ -154,6 +154,10 @@ class FileSource(Source[FileSplit]):
     def create_reader(self) -> FileReader:
         """A reader of pieces of files."""
         return FileReader(self.plan)
+
+    def on_cursor_final(self, cursor: JsonObject, stage: Stage | None) -> None:
+        """Refuse files that a pattern selects now, and did not when they were found. Raises what listing the folder raises."""
+        self.create_discovery().check_final(cursor)
 
     def end(self, cursor: JsonObject | None, splits: Sequence[FileSplit]) -> JsonObject:
         """{"newest_modified_ms": when the newest file was modified, None where there was none}."""

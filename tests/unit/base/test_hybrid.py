@@ -203,6 +203,9 @@ class Asked(MemorySource):
     def on_splits_final(self, splits):
         self.note("final", splits)
 
+    def on_cursor_final(self, cursor, stage):
+        self.asked.append(("cursor", cursor, stage))
+
     def check_readable(self, splits):
         self.note("readable", splits)
 
@@ -230,6 +233,8 @@ def test_each_source_is_asked_of_its_own_splits():
     assert second.asked == [(what, ["a", "c"]) for what in asked]
     source.on_splits_final(splits)
     assert (len(first.asked), second.asked[-1]) == (5, ("final", ["a", "c"])), "of an earlier stage all are read"
+    source.on_cursor_final({"at": 1}, Stage(1, "second", {}, in_pieces=False, is_found=False))
+    assert (len(first.asked), second.asked[-1]) == (5, ("cursor", {"at": 1}, None))
 
 
 def test_the_readers_of_all_stages_may_linger_as_theirs_may(monkeypatch):

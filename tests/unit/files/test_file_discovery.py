@@ -23,6 +23,7 @@ from pyarrow import fs as arrow_fs
 from headrace.connectors.files.read.cursor import MOST_REMEMBERED, FileStatus, Remembered
 from headrace.connectors.files.read.discovery import FileDiscovery
 from headrace.enumerator import EmbeddedRun
+from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import (
     CorruptDataError,
     DataLossError,
@@ -31,6 +32,7 @@ from headrace.enumerator.errors import (
     StateError,
     UsageError,
 )
+from headrace.enumerator.resumed import resumed_discovery
 from headrace.files import FileSource
 from tests.helpers.reading_files import found, rows
 
@@ -218,19 +220,65 @@ def test_a_bounded_read_has_what_came_late_with_an_old_time(tmp_path, order):
 @pytest.mark.parametrize("order", ["time", "name"])
 def test_a_bounded_read_with_a_wider_pattern_is_refused(tmp_path, order, caplog):
     """Regression: it read those of the files that were left out before which were newer than its position."""
-    for number, name in enumerate(("a1", "b1", "a2", "b2", "a3")):
+    for number, name in enumerate(("a1", "B1", "a2", "B2", "a3", "a4")):
         write(tmp_path / name, NOW_S + number)
     narrow, given = source_of(tmp_path, watch=False, order=order, pattern="a*"), {"watch": False, "order": order}
-    cursor = json.loads(json.dumps(narrow.create_discovery().after(None, 1).cursor))
+    cursor = json.loads(json.dumps(narrow.create_discovery().after(None, 2).cursor))
     for pattern in ("*", None):
-        with pytest.raises(StateError, match=r"bounded read with pattern='a\*', which has left out b\d: keep that pattern"):
+        with pytest.raises(StateError, match=r"bounded read with pattern='a\*', which has left out B\d: keep that pattern"):
             source_of(tmp_path, pattern=pattern, **given).create_discovery().after(cursor, 1)
-    assert paths((narrow.create_discovery().after(cursor, 9).added,)) == ["a2", "a3"]
-    fewer = source_of(tmp_path, pattern="a[13]", fail_on_data_loss=False, **given)
-    assert paths((fewer.create_discovery().after(cursor, 9).added,)) == ["a3"]
+    assert paths((narrow.create_discovery().after(cursor, 9).added,)) == ["a3", "a4"]
+    fewer = source_of(tmp_path, pattern="a[14]", fail_on_data_loss=False, **given)
+    assert paths((fewer.create_discovery().after(cursor, 9).added,)) == ["a4"]
     assert "lacks 1 of the 2 files" in caplog.text
     del cursor["pattern"]  # as an earlier version has it
-    assert paths((narrow.create_discovery().after(cursor, 9).added,)) == ["a2", "a3"]
+    assert paths((narrow.create_discovery().after(cursor, 9).added,)) == ["a3", "a4"]
+
+
+@pytest.mark.parametrize(("lost", "watch"), [("b9", False), ("b0", True)])
+@pytest.mark.parametrize("order", ["time", "name"])
+def test_files_that_were_left_out_and_cannot_be_read_any_more_are_refused(tmp_path, order, lost, watch):
+    """Regression: those newer than the last file, and those that watching has behind its position, were left out silently."""
+    for name in ("a1", "a2"):
+        write(tmp_path / name, NOW_S + int(name[1:]))
+    narrow = source_of(tmp_path, watch=False, order=order, pattern="[ac]*")
+    cursor = narrow.create_discovery().after(None, 1).cursor
+    lost = lost if order == "time" or lost == "b9" else "Z0"
+    write(tmp_path / lost, NOW_S + int(lost[1:]))
+    with pytest.raises(StateError, match=f"which has left out {lost}: keep that pattern"):
+        source_of(tmp_path, watch=watch, order=order).create_discovery().after(cursor, 9)
+
+
+@pytest.mark.parametrize("order", ["time", "name"])
+def test_files_that_were_left_out_and_are_still_to_come_are_read_with_a_wider_pattern(tmp_path, order):
+    """Regression: the read was refused. Continued from there by any of its patterns it is not refused either."""
+    for number, name in enumerate(("a1", "b2", "c3")):
+        write(tmp_path / name, NOW_S + number)
+    narrow, wide = (source_of(tmp_path, watch=False, order=order, pattern=pattern) for pattern in ("[ac]*", "*"))
+    first = wide.create_discovery().after(narrow.create_discovery().after(None, 1).cursor, 1)
+    assert paths((first.added,)) == ["b2"]
+    other = source_of(tmp_path, watch=False, order=order, pattern="b*")
+    with pytest.raises(DataLossError, match="lacks 1 of the 1 files"):
+        other.create_discovery().after(narrow.create_discovery().after(None, 1).cursor, 9)
+    write(tmp_path / "b9", NOW_S + 9)  # it came later
+    for source in (narrow, wide):
+        assert paths((source.create_discovery().after(first.cursor, 9).added,)) == ["c3"]
+
+
+@pytest.mark.parametrize("pattern", ["a*", "x*"])
+def test_a_read_that_is_over_and_has_left_out_files_is_refused(tmp_path, pattern):
+    """Regression: with a wider pattern it ended at once, and said nothing."""
+    write(tmp_path / "a1", NOW_S)
+    narrow, wide = source_of(tmp_path, watch=False, pattern=pattern), source_of(tmp_path, watch=False)
+    with closing(EmbeddedRun(narrow, clock=time.monotonic)) as run:
+        checkpoint, cursor = run.checkpoint(), narrow.create_discovery().after(None, 9).cursor
+    write(tmp_path / "b1", NOW_S - 1)
+    with pytest.raises(StateError, match=r"has left out [ab]1: keep that pattern"):
+        EmbeddedRun(wide, clock=time.monotonic, checkpoint=checkpoint)
+    with pytest.raises(StateError, match=r"has left out [ab]1: keep that pattern"):
+        resumed_discovery(wide, Checkpoint(1, (), exhausted=True, cursor=cursor)).initial()
+    shutil.rmtree(tmp_path)
+    EmbeddedRun(wide, clock=time.monotonic, checkpoint=checkpoint).close()
 
 
 @pytest.mark.parametrize("order", ["time", "name"])
