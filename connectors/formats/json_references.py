@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urldefrag, urljoin
 
-from referencing import Registry, Specification
+from referencing import Registry, Resource, Specification
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT3, DRAFT4, DRAFT7, DRAFT201909, DRAFT202012, specification_with
 
@@ -21,15 +21,37 @@ _NOT_A_SCHEMA = (AttributeError, LookupError, TypeError, ValueError)
 """What referencing raises where a document is not built as a schema is."""
 
 
+def _definitions(schema: Any) -> list[Any]:  # noqa: ANN401 - JSON
+    found = schema.get("$defs") if isinstance(schema, dict) else None
+    return [*found.values()] if isinstance(found, dict) else []
+
+
+def _in_definition(segments: Sequence[int | str], resolver: Resolver[Any], subresource: Resource[Any]) -> Resolver[Any]:
+    older = ["definitions" if each == "$defs" else each for each in segments]
+    return DRAFT7.maybe_in_subresource(older, resolver, subresource)
+
+
+_UNNAMED: Specification[Any] = Specification(  # type: ignore[call-arg]  # made by attrs
+    name="draft-07 with $defs and $anchor",
+    id_of=DRAFT7.id_of,
+    subresources_of=lambda schema: [*DRAFT7.subresources_of(schema), *_definitions(schema)],
+    anchors_in=lambda _, schema: [*DRAFT7.anchors_in(schema), *DRAFT202012.anchors_in(schema)],
+    maybe_in_subresource=_in_definition,
+)
+"""Of a schema without `$schema`: pydantic writes them for 2020-12, others for draft 7."""
+
+
 @dataclass(frozen=True, eq=False)
 class Location:
-    """Where a schema is: what its references are relative to, and the dialect, which is draft 7 if none is named.
+    """Where a schema is: what its references are relative to, and the dialect.
 
     `_documents`: those that there are, by the names that were given for them, which a `$ref` may use as they are.
+    `_shared`: the addresses that several of them have.
     """
 
     _resolver: Resolver[Any]
     _documents: Mapping[str, tuple[Any, Location]]
+    _shared: Set[str]
     _dialect: Specification[Any]
 
     @property
@@ -49,13 +71,26 @@ class Location:
         return replace(self, _resolver=resolver, _dialect=dialect)
 
     def document(self, url: str) -> tuple[Any, Location]:
-        """The document, or the schema with its own `$id`, that has this address. Raises LookupError if there is none."""
+        """The document, or the schema with its own `$id`, that has this name or address.
+
+        Raises LookupError if there is none, and UsageError if there are several.
+        """
+        if url in self._documents:
+            return self._documents[url]
+        written = [each for each in self._documents.values() if _own_id(each[0], each[1]._dialect) == url]
         try:
             found, at = self._found(url)
         except LookupError:
-            return self._documents[url]
-        # by its own $id, also where it was found by another address
-        return next((each for each in self._documents.values() if each[0] is found), (found, at))
+            if not written:
+                raise
+        else:
+            if at._resolver._base_uri not in self._shared:
+                # by its own $id, also where it was found by another address
+                return next((each for each in self._documents.values() if each[0] is found), (found, at))
+        # a relative $id as it is written, or that of draft 6 in a document of draft 4
+        if not written or any(each[0] != written[0][0] for each in written):
+            raise UsageError(f"two of the JSON Schemas have the address {url!r}: give each another $id")
+        return written[0]
 
     def part(self, fragment: str) -> tuple[Any, Location]:
         """What a path such as `/$defs/x`, or an anchor, leads to in this document. Raises LookupError if there is none."""
@@ -70,34 +105,42 @@ class Location:
 
 
 def located(document: Any, references: Mapping[str, Any]) -> Location:  # noqa: ANN401 - JSON
-    """The location of a document, which refers to others by their names, also relative to its `$id`, or by their own `$id`.
-
-    Raises UsageError where two have one address.
-    """
-    dialect, root = _dialect(document, DRAFT7), _own_id(document)
+    """The location of a document, which refers to others by their names, also relative to its `$id`, or by their own `$id`."""
+    dialect = _dialect(document, _UNNAMED)
+    root = _own_id(document, dialect)
     every = {"": document, **references}
     addresses = {name: _joined(root, name) if name else "" for name in every}
     registry: Registry[Any] = Registry()
     for name, each in reversed(every.items()):  # of one $id that is there twice, the document has it
-        registry = registry.with_resource(addresses[name], _dialect(each, dialect).create_resource(each))
-        # Once for all references. Where it fails, those to what is within a document are refused when they are read.
-        with contextlib.suppress(*_NOT_A_SCHEMA):
-            registry = registry.crawl()
+        registry = _with(registry, addresses[name], _dialect(each, dialect).create_resource(each))
     documents: dict[str, tuple[Any, Location]] = {}
+    shared: set[str] = set()
     for name, each in every.items():
-        bases = (_joined(addresses[name], _own_id(each)), addresses[name])
+        own, resolving = _dialect(each, dialect), registry
+        bases = (_joined(addresses[name], _own_id(each, own)), addresses[name])
         base = next((url for url in bases if url in registry and registry.contents(url) == each), None)
         if base is None:
-            raise UsageError(f"two of the JSON Schemas have the address {bases[0]!r}: give each another $id")
-        documents[name] = (each, Location(registry.resolver(base), documents, _dialect(each, dialect)))
+            base, resolving = bases[0], _with(registry, bases[0], own.create_resource(each))
+            shared.update(bases)
+        documents[name] = (each, Location(resolving.resolver(base), documents, shared, own))
     return documents[""][1]
 
 
-def _own_id(document: Any) -> str:  # noqa: ANN401 - JSON
+def _with(registry: Registry[Any], url: str, resource: Resource[Any]) -> Registry[Any]:
+    """One that has this document at the address, whatever else was there."""
+    registry = (registry.remove(url) if url in registry else registry).with_resource(url, resource)
+    # Once for all references. Where it fails, those to what is within a document are refused when they are read.
+    with contextlib.suppress(*_NOT_A_SCHEMA):
+        return registry.crawl()
+    return registry
+
+
+def _own_id(document: Any, dialect: Specification[Any]) -> str:  # noqa: ANN401 - JSON
+    """Documents of draft 4 have it under its later name, too."""
     if not isinstance(document, dict):
         return ""
-    found = document.get("id" if _dialect(document, DRAFT7) in (DRAFT3, DRAFT4) else "$id")
-    return _joined("", found) if isinstance(found, str) else ""
+    names = ("id", "$id") if dialect in (DRAFT3, DRAFT4) else ("$id",)
+    return next((_joined("", document[name]) for name in names if isinstance(document.get(name), str)), "")
 
 
 def _joined(base: str, url: str) -> str:

@@ -298,8 +298,61 @@ def test_one_id_that_several_schemas_have_gives_none_of_them_the_parts_of_anothe
     schema = {**same, **obj(leg={"$ref": "leg.json"}, a=X), "$defs": {"x": STRING}}
     there = made(schema, references={"leg.json": json.dumps(leg)})
     assert str(there.arrow_type) == "struct<leg: struct<to: int64>, a: string>"
+    schema["properties"]["leg"] = {"$ref": "http://example.com/root.json"}
     with pytest.raises(UsageError, match=r"two of the JSON Schemas have the address 'http://example.com/root.json'"):
         made(schema, references={"root.json": json.dumps(leg)})
+
+
+DRAFT_4 = {"$schema": "http://json-schema.org/draft-04/schema#"}
+AIR_SEAT = {"$id": "http://air/seat.json", **SEAT}
+NAMED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    # draft 4 with the later name of an id
+    ({**DRAFT_4, **obj(c={"$ref": "http://air/seat.json"})}, {"seat": {**DRAFT_4, **AIR_SEAT}}),
+    ({**DRAFT_4, **obj(c={"$ref": "http://air/seat.json"})}, {"seat": AIR_SEAT}),
+    ({**DRAFT_4, "$id": BASE, **obj(c={"$ref": f"{BASE}#/definitions/c"}), "definitions": {"c": SEAT}}, {}),
+    # a relative $id as it is written
+    (obj(c={"$ref": "seat.json"}), {"air/seat": {"$id": "seat.json", **SEAT}}),
+    ({"$id": BASE, **obj(c={"$ref": "seat.json"})}, {"http://sea/seat": {"$id": "seat.json", **SEAT}}),
+    # addresses that several have
+    ({"$id": "Seat", **obj(c={"$ref": "Seat"})}, {"Seat": SEAT}),
+    ({"$id": BASE, **obj(c={"$ref": "order.json"})}, {"order.json": SEAT}),
+    ({"$id": BASE, **obj(c={"$ref": f"{BASE}#/$defs/c"}), "$defs": {"c": SEAT}}, {"order.json": obj(n=STRING)}),
+    (obj(c=SEAT), {"T#1": SEAT, "T#2": obj(n=STRING)}),
+    ({"$id": BASE, **obj(c={"$ref": "seat.json"})}, {"seat.json": SEAT, "http://air/s/seat.json": obj(n=STRING)}),
+    ({"$id": BASE, **obj(c={"$ref": "seat.json#/$defs/c"})},
+     {"http://air/s/seat.json": obj(n=STRING), "seat.json": {"$defs": {"n": INTEGER, "c": obj(n={"$ref": "#/$defs/n"})}}}),
+    ({"$id": BASE, **obj(c={"$ref": "seat.json"}), "definitions": {"c": {"$id": "seat.json", **obj(n=STRING)}}},
+     {"seat.json": SEAT}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "references"), NAMED)
+def test_documents_are_found_by_their_names_and_by_ids_as_they_are_written(schema, references):
+    """Regression: such references were refused, and addresses that two have also where no reference used them."""
+    there = made(schema, references={name: json.dumps(each) for name, each in references.items()})
+    assert str(there.arrow_type) == "struct<c: struct<n: int64>>"
+
+
+@pytest.mark.parametrize("url", ["seat.json", "other.json"])
+def test_a_relative_id_that_two_documents_have_is_refused_where_it_is_used(url):
+    references = {"air/a": json.dumps({"$id": "seat.json", **SEAT}), "sea/a": json.dumps({"$id": "seat.json", **obj(n=STRING)})}
+    assert str(made(obj(c=SEAT), references=references).arrow_type) == "struct<c: struct<n: int64>>"
+    words = "two of the JSON Schemas have the address 'seat.json'" if url == "seat.json" else "not among its references"
+    with pytest.raises(UsageError, match=words):
+        made(obj(c={"$ref": url}), references={**references, "T#1": "{}", "T#2": json.dumps(SEAT)})
+
+
+@pytest.mark.parametrize("schema", [
+    {"$id": BASE, **obj(c={"$ref": "#/$defs/c"}), "$defs": {
+        "n": STRING, "c": {"$id": "seat.json", **obj(n={"$ref": "#/$defs/n"}), "$defs": {"n": INTEGER}}}},
+    {"$id": BASE, **obj(c={"$ref": "seat.json"}), "$defs": {"c": {"$id": "seat.json", **SEAT}}},
+    obj(c={"$ref": "#cc"}) | {"$defs": {"c": {"$anchor": "cc", **SEAT}}},
+    obj(c={"$ref": "#cc"}) | {"definitions": {"c": {"$id": "#cc", **SEAT}}},
+    obj(a={"type": "array", "items": [SEAT]}, c={"$ref": "#/properties/a/items/0"}),
+])  # fmt: skip
+def test_ids_within_the_definitions_of_a_schema_that_names_no_dialect_count(schema):
+    """Regression: those in `$defs` were passed over, where jsonschema takes the newest dialect."""
+    assert str(made(schema, fields=["c"]).arrow_type) == "struct<c: struct<n: int64>>"
 
 
 def test_what_referencing_cannot_search_is_read_as_far_as_it_can_be():
