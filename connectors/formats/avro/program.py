@@ -107,7 +107,16 @@ def _wide(schema: AvroPrimitive | AvroFixed) -> pa.DataType:
     return pa.decimal256(schema.precision, schema.scale)
 
 
+def check_union(schema: AvroUnion, path: str) -> None:
+    """That no branch is a union, for which a program has no step; it can be skipped."""
+    if any(isinstance(branch, AvroUnion) for branch in schema.branches):
+        raise UsageError(
+            f"the Avro schema has a union directly in a union{_at(path)}, which Avro does not allow; make it one union"
+        )
+
+
 def _union_type(schema: AvroUnion, path: str) -> pa.DataType:
+    check_union(schema, path)
     simple = nullable(schema)
     if simple is not None:
         return arrow_type(simple, path)
@@ -302,6 +311,7 @@ class _Compiler:
                 raise UsageError(f"Avro type {type_name(writer)} contains itself{_at(path)}, and cannot be read")
 
     def _branches(self, writer: AvroUnion, reader: AvroType, target: _Target, path: str) -> Any:  # noqa: ANN401 - of the kernel
+        check_union(writer, path)
         place = self._place(path)
         fits = [_choice(branch, reader) is not None for branch in writer.branches]
         if not any(fits):

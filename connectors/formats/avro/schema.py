@@ -97,7 +97,7 @@ class AvroRecord:
 
 @dataclass(frozen=True)
 class AvroUnion:
-    """One of `branches`, which are not unions."""
+    """One of `branches`, which are not unions where it is read or written."""
 
     branches: tuple[AvroType, ...]
 
@@ -200,10 +200,6 @@ class _Tree:
         if self._nodes > MOST_NODES:
             raise UsageError(f"the Avro schema has more than {MOST_NODES} types, each use of a named type counted")
         if isinstance(schema, list):
-            if any(isinstance(branch, list) for branch in schema):
-                raise UsageError(
-                    "the Avro schema has a union directly in a union, which Avro does not allow; make it one union"
-                )
             return AvroUnion(tuple(self.node(branch, open_names) for branch in schema))
         if isinstance(schema, str):
             if schema in PRIMITIVES:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from headrace.connectors.base.nested import visible
 from headrace.connectors.formats.avro import encode as kernel
-from headrace.connectors.formats.avro.program import arrow_type, inside_path, nullable
+from headrace.connectors.formats.avro.program import arrow_type, check_union, inside_path, nullable
 from headrace.connectors.formats.avro.schema import AvroArray, AvroEnum, AvroMap, AvroPrimitive, AvroRecord, AvroType, AvroUnion
 from headrace.connectors.formats.value_format import check_values, exactly
 from headrace.enumerator.errors import UsageError
@@ -76,6 +76,7 @@ class _Binder:
         return kernel.WriteNullable(self.out, place, array, part, -1, -1) if array.null_count and not is_null else part
 
     def _union(self, place: int, schema: AvroUnion, array: pa.Array, path: str) -> Any:  # noqa: ANN401 - of the kernel
+        check_union(schema, path)
         simple = nullable(schema)
         if simple is None:
             return self._dense(place, schema, array, path)
@@ -91,8 +92,7 @@ class _Binder:
     def _dense(self, place: int, schema: AvroUnion, array: pa.Array, path: str) -> Any:  # noqa: ANN401 - of the kernel
         if array.type != arrow_type(schema, path):
             raise UsageError(f"{_named(path)} is {array.type}; this Avro union takes {arrow_type(schema, path)}")
-        if sum(len(array.field(i)) for i in range(len(schema.branches))) != len(array):
-            array = array.take(pa.array(np.arange(len(array))))  # without what is outside of a slice, which is checked, too
+        array = array.take(pa.array(np.arange(len(array))))  # without what no row uses, which is checked, too
         branches = [self.part(each, array.field(i), path) for i, each in enumerate(schema.branches)]
         return kernel.WriteUnion(self.out, place, array, branches)
 
