@@ -53,6 +53,7 @@ from headrace.runners.local.replan import Replanning
 from headrace.runners.local.rescale import RescaleRequest, Rescaling
 from headrace.runners.local.savepoints import begin_with, given_savepoint, make_savepoint_folder, take_savepoint
 from headrace.runners.local.settings import Retention, RunSettings
+from headrace.runners.local.storage.files import NoPlaceError
 from headrace.runners.local.storage.places import run_files, usable
 from headrace.runners.local.worker_pool import WorkerPool
 from headrace.runners.pipeline import PickledPipeline, PipelineSpec
@@ -158,7 +159,7 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, worke
     positions = CheckpointSerializer(pipeline.source.name, pipeline.source.split_serializer)
     serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)
     checkpoints = order.settings.checkpoints
-    with _good_before(order, errors.AuthenticationError), usable(checkpoints):
+    with _good_before(order, errors.AuthenticationError, errors.UnclassifiedError, NoPlaceError), usable(checkpoints):
         files = run_files(checkpoints)
         if order.run is not None and not has_run(files):
             raise _gone(checkpoints, order.run)
@@ -191,13 +192,13 @@ def _gone(checkpoints: str, run: str | None) -> StateError:
 
 
 @contextmanager
-def _good_before(order: CoordinatorOrder, mistake: type[HeadraceError]) -> Iterator[None]:
-    """An address that cannot be bound, or a login that is refused, is a mistake of who starts the run. A later coordinator may
-    find its port taken, or get no login, for a while: that is a failure like others, so RetriableError.
+def _good_before(order: CoordinatorOrder, *mistakes: type[HeadraceError]) -> Iterator[None]:
+    """An address that cannot be bound, or a store that refuses, is a mistake of who starts the run. A later coordinator may
+    find its port taken, or the store refusing, for a while: that is a failure like others, so RetriableError.
     """
     try:
         yield
-    except mistake as error:
+    except mistakes as error:
         if order.run is None:
             raise
         raise RetriableError(str(error)) from error

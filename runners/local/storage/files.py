@@ -5,12 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 
+from headrace.enumerator.errors import UsageError
+
 
 class NotWrittenError(OSError):
     """A file could not be written, and no reader will ever find it (a full disk): what had its name is."""
 
     def __str__(self) -> str:
         return str(self.strerror)
+
+
+class NoPlaceError(UsageError):
+    """A store answers that no checkpoints can be there. Where a run has had them it may pass, as in maintenance."""
 
 
 class RunFiles(ABC):

@@ -58,9 +58,8 @@ from headrace.enumerator.errors import (
     RetriableError,
     StateError,
     UnclassifiedError,
-    UsageError,
 )
-from headrace.runners.local.storage.files import RunFiles
+from headrace.runners.local.storage.files import NoPlaceError, RunFiles
 
 log = logging.getLogger(__name__)
 
@@ -96,12 +95,12 @@ _NO_LOGIN = frozenset(("NoCredentialsError", "PartialCredentialsError", "ClientA
 _UNSUPPORTED = (405, 501)
 _UNSUPPORTED_NUMBERS = (errno.ENOSYS, errno.ENOTSUP, errno.EROFS)
 """s3fs makes the first of S3's NotImplemented."""
-_NO_PLACE = frozenset(("NotImplementedError", "ParamValidationError", "InvalidURL"))
+_NO_PLACE = frozenset(("NotImplementedError", "UnsupportedOperation", "ParamValidationError", "InvalidURL"))
 """By name: fsspec's, for what a filesystem does not have; botocore's, for a bucket's name that cannot be one; aiohttp's."""
 _OF_ARGUMENTS = (TypeError, ValueError, AttributeError)
 """As of an option that the library does not know: it may pass, or never."""
-_OF_ANSWERS = (json.JSONDecodeError, UnicodeDecodeError)
-"""ValueErrors, too, as of half an answer."""
+_OF_ANSWERS = (json.JSONDecodeError, UnicodeDecodeError, OSError)
+"""ValueErrors, too, as of half an answer, or a certificate that has expired."""
 
 
 class _StoreError(Exception):
@@ -116,7 +115,7 @@ class _MistakeError(_StoreError):
     """The store's library takes an argument for wrong."""
 
 
-class _NoPlaceError(_StoreError):
+class _UnfitError(_StoreError):
     """The store does not have what is asked of it, or there can be no such place in it."""
 
 
@@ -147,7 +146,7 @@ class ObjectLog(RunFiles):
         """`store`: the folder that `location` names. Reads it.
 
         Raises RetriableError, AuthenticationError for a login or rights that the store refuses, and StateError for a damaged
-        entry; UsageError for a place where no checkpoints can be, and UnclassifiedError where its library takes an argument
+        entry; NoPlaceError for a place where no checkpoints can be, and UnclassifiedError where its library takes an argument
         for wrong. So do the methods that write, but for StateError; after `claim` all but FencedError are RetriableErrors:
         place and login were good, and a login may be renewed.
         """
@@ -249,7 +248,8 @@ class ObjectLog(RunFiles):
         """By a manifest. Raises UsageError for a store that creates what is there already, RetriableError as `__init__`."""
         self._lifetime = f"{owner}{_OF}{self._lifetime}"
         self._asked(self._store.make_folder, _LOG)
-        self._asked(self._store.check_exclusive, _LOG)
+        if after is None:  # else this run has had them: how such a store fails now says nothing of what it is
+            self._asked(self._store.check_exclusive, _LOG)
         with self._lock:
             for _ in range(_CLAIMS):
                 if after is not None and self._holder and self._holder.partition(_OF)[0] != after:
@@ -380,7 +380,7 @@ class ObjectLog(RunFiles):
             return attempts(_translated, ask, *arguments)
         except _StoreError as error:
             if self._is_of_place(error):
-                kind = UsageError if isinstance(error, _NoPlaceError) else UnclassifiedError
+                kind = NoPlaceError if isinstance(error, _UnfitError) else UnclassifiedError
                 raise kind(f"{self.location}: no checkpoints can be kept there: {error}") from error.__cause__
             raise RetriableError(f"{self.location}: the store does not answer as it should: {error}") from error.__cause__
         except _RefusedError as error:
@@ -394,7 +394,7 @@ class ObjectLog(RunFiles):
             ) from error.__cause__
 
     def _is_of_place(self, error: BaseException) -> bool:
-        return isinstance(error, _MistakeError | _NoPlaceError) and not self._has_claimed
+        return isinstance(error, _MistakeError | _UnfitError) and not self._has_claimed
 
     def _claimed_by_another(self) -> FencedError:
         return FencedError(
@@ -436,7 +436,7 @@ def _translated(ask: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN40
         raise
     except Exception as error:
         if _is_no_place(error):
-            raise _NoPlaceError(_named(error)) from error
+            raise _UnfitError(_named(error)) from error
         if _refuses_login(error):
             raise _RefusedError(_named(error)) from error
         of_arguments = isinstance(error, _OF_ARGUMENTS) and not isinstance(error, _OF_ANSWERS)

@@ -32,6 +32,7 @@ from headrace.cli import app
 from headrace.connectors.base.capabilities import PromptLookup
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError
 from headrace.connectors.base.sink import Attempt, RecordedEpoch
+from headrace.connectors.files.store import LocalStore
 from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
@@ -81,6 +82,7 @@ from headrace.runners.local.savepoints import Savepoint, begin_with, fetch_savep
 from headrace.runners.local.settings import flink_settings
 from headrace.runners.local.storage.folder import local_folder, write_whole
 from headrace.runners.local.storage.lock import LOCK
+from headrace.runners.local.storage.object_log import ObjectLog
 from headrace.runners.local.storage.places import run_files
 from headrace.runners.local.supervisor import CoordinatorProcess, _asked_before, supervise
 from headrace.runners.local.wire import run_pb2 as pb
@@ -282,6 +284,22 @@ def test_a_login_that_a_store_refuses_ends_a_run_that_starts_and_is_tried_again_
         with pytest.raises(HeadraceError, match="refuses the login") as caught:
             coordinator._opened(order, Path("socket"), None, None)
         assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("answer", [OSError(errno.EROFS, "injected"), AttributeError("injected")], ids=["no place", "mistake"])
+@pytest.mark.parametrize("request_", ["names", "create"])
+def test_a_store_that_refuses_at_the_restart_of_a_run_that_has_used_it_is_an_outage(tmp_path, monkeypatch, answer, request_):
+    """Regression: an answer that passes, as in a store's maintenance, ended a running job for good at its restart."""
+    local = LocalStore(f"{tmp_path}/run")
+    for module in (coordinator, checkpoints):
+        monkeypatch.setattr(module, "run_files", lambda _: ObjectLog("s3://b/run", local))
+    settings = RunSettings(f"{tmp_path}/run")
+    with closing(CheckpointStore(settings.checkpoints, SERIALIZER, 1, "command")) as store:
+        run = store.registry.run
+    monkeypatch.setattr(local, request_, Mock(side_effect=answer))
+    order = SimpleNamespace(settings=settings, run=run, command="command", pipeline=SimpleNamespace(load=pipeline_in_memory))
+    with pytest.raises(RetriableError, match=r"s3://b/run: no checkpoints can be kept there: .*injected"):
+        coordinator._opened(order, Path("socket"), None, None)
 
 
 def test_a_checkpoint_comes_back_as_it_was_written(tmp_path):
