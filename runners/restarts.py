@@ -229,8 +229,8 @@ def duration_s(setting: str, text: str, unit: str = "ms") -> float:
 
 
 def whole_number(setting: str, text: str) -> int:
-    """Raises UsageError, naming the setting, for anything but up to nine digits."""
-    if not re.fullmatch(r"[0-9]{1,9}", text):
+    """Raises UsageError, naming the setting, for anything but up to 19 digits."""
+    if not re.fullmatch(r"[0-9]{1,19}", text):
         raise UsageError(f"{setting} must be a whole number, not {text!r}")
     return int(text)
 

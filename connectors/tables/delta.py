@@ -496,7 +496,7 @@ class _BytesFile:
 def _indexed(properties: Mapping[str, str]) -> int | None:
     """Of how many columns a file has statistics; None for all. What the table wants and is missing, readers take for null."""
     given = properties.get("delta.dataskippingnumindexedcols") or str(_INDEXED)
-    if re.fullmatch(r"\s*-?\d{1,9}\s*", given) is None:
+    if re.fullmatch(r"\s*-?\d{1,19}\s*", given) is None:
         raise UsageError(
             f"the table property delta.dataSkippingNumIndexedCols is {given!r}, and not a whole number: set another"
         )

@@ -186,7 +186,7 @@ def _versioned(text: str, known: tuple[int, ...]) -> tuple[int, str]:
     first, newline, rest = text.partition("\n")
     if not first:
         raise StateError("it is empty: it was never written to its end")
-    if not re.fullmatch("v[0-9]{1,9}", first) or not newline:
+    if not re.fullmatch("v[0-9]{1,19}", first) or not newline:
         raise StateError(f"it starts with {first[:20]!r}, and not with a version and a line's end")
     if int(first[1:]) not in known:
         raise StateError(f"it has version {first}, and v{known[0]} to v{known[-1]} are known here: of a newer Spark?")

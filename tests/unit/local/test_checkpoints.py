@@ -1353,6 +1353,11 @@ def test_settings_have_flinks_names_and_defaults():
     }
 
 
+def test_the_highest_number_of_java_is_a_setting():
+    """Regression: it was refused, as are numbers of thousands of digits."""
+    assert flink_settings({"execution.checkpointing.num-retained": "2147483647"}) == {"retained": 2**31 - 1}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

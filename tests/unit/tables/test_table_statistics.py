@@ -84,8 +84,9 @@ def test_a_file_of_others_without_statistics_is_read(tmp_path):
     assert rows_of("delta", tmp_path).sort_by("key").to_pylist() == [{"key": 1, "id": 0}, {"key": 2, "id": 1}]
 
 
-@pytest.mark.parametrize(("given", "number"), [(None, 32), (" 2 ", 2), ("-1", None)])
+@pytest.mark.parametrize(("given", "number"), [(None, 32), (" 2 ", 2), ("-1", None), ("2147483647", 2**31 - 1)])
 def test_how_many_columns_have_statistics_is_a_property(given, number):
+    """Regression: the highest number of Java was refused."""
     assert delta._indexed({} if given is None else {"delta.dataskippingnumindexedcols": given}) == number
 
 
