@@ -75,7 +75,7 @@ def main() -> None:
     from headrace.enumerator.errors import HeadraceError, UsageError
 
     _open_standard_streams()
-    if isinstance(sys.stdout, TextIOWrapper):
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":  # else PYTHONIOENCODING says it
         sys.stdout.reconfigure(errors="surrogateescape")  # a file's name is printed as it was given
     try:
         app()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from io import BytesIO, TextIOWrapper
 
 import pytest
 from typer.testing import CliRunner
@@ -207,6 +208,15 @@ def test_a_text_of_a_program_that_cannot_be_encoded_is_not_taken_for_an_argument
     monkeypatch.setattr(sys, "argv", ["headrace", "lag"])
     with pytest.raises(UnicodeEncodeError):
         cli.main()
+
+
+@pytest.mark.parametrize(("errors", "kept"), [("replace", "replace"), ("strict", "surrogateescape")])
+def test_how_the_environment_wants_letters_handled_that_cannot_be_printed_is_kept(monkeypatch, errors, kept):
+    """Regression: PYTHONIOENCODING=ascii:replace was overridden, and such a letter ended in a traceback."""
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(BytesIO(), "ascii", errors))
+    monkeypatch.setattr(cli, "app", lambda: None)
+    cli.main()
+    assert sys.stdout.errors == kept
 
 
 def test_a_group_of_options_is_in_the_place_of_its_parameter():
