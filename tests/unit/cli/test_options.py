@@ -211,8 +211,8 @@ def test_a_text_of_a_program_that_cannot_be_encoded_is_not_taken_for_an_argument
 
 
 @pytest.mark.parametrize(("errors", "kept"), [("replace", "replace"), ("strict", "surrogateescape")])
-def test_how_the_environment_wants_letters_handled_that_cannot_be_printed_is_kept(monkeypatch, errors, kept):
-    """Regression: PYTHONIOENCODING=ascii:replace was overridden, and such a letter ended in a traceback."""
+def test_the_error_handler_of_the_environment_is_kept(monkeypatch, errors, kept):
+    """Regression: PYTHONIOENCODING=ascii:replace was overridden, and what ASCII does not have ended in a traceback."""
     monkeypatch.setattr(sys, "stdout", TextIOWrapper(BytesIO(), "ascii", errors))
     monkeypatch.setattr(cli, "app", lambda: None)
     cli.main()

@@ -351,7 +351,7 @@ def test_a_relative_id_that_two_documents_have_is_refused_where_it_is_used(url):
     obj(a={"type": "array", "items": [SEAT]}, c={"$ref": "#/properties/a/items/0"}),
 ])  # fmt: skip
 def test_ids_within_the_definitions_of_a_schema_that_names_no_dialect_count(schema):
-    """Regression: those in `$defs` were passed over, where jsonschema takes the newest dialect."""
+    """Regression: those in `$defs` were ignored, where jsonschema takes the newest dialect."""
     assert str(made(schema, fields=["c"]).arrow_type) == "struct<c: struct<n: int64>>"
 
 
