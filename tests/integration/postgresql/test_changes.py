@@ -17,6 +17,7 @@ from typing import Any
 import apache_beam as beam
 import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 
 from headrace.beam import ReadFromSource
 from headrace.connectors.postgresql import snapshot, waiting
@@ -1491,7 +1492,8 @@ def test_a_table_that_is_rewritten_between_a_chunks_snapshot_and_its_rows_is_rea
 
     def execute_and_act(self: psycopg.Connection, query: Any, *more: Any, **options: Any) -> Any:
         cursor = execute(self, query, *more, **options)
-        if query == "SELECT pg_current_snapshot()::text" and actions:
+        in_chunk = self.info.transaction_status is TransactionStatus.INTRANS  # and not at the start
+        if query == "SELECT pg_current_snapshot()::text" and in_chunk and actions:
             with psycopg.connect(url, autocommit=True) as other:
                 execute(other, actions.pop())
         return cursor
