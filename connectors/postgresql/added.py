@@ -169,11 +169,11 @@ class AddedTables:
             if not key:
                 check_size(connection, followed, self._chunk_rows)
             upper = next_bound(connection, followed, key, self._chunk_rows, lower) if key else None
-            texts, seen = read_chunk(connection, followed, key, lower, upper)
-            check_unaltered(connection, followed.table)
+            chunk = read_chunk(connection, followed, key, lower, upper)
+        check_unaltered(followed.table, chunk.columns)
         if upper is None:
             log.info("the rows of %s are read, and its changes follow", name)
-        return ReadChunk(with_chunk(split, name, oid, own, upper, seen), oid, texts)
+        return ReadChunk(with_chunk(split, name, oid, own, upper, chunk.seen), oid, chunk.texts)
 
     def close(self) -> None:
         """May be called more than once."""

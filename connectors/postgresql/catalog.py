@@ -72,8 +72,13 @@ def read_moment(connection: Connection) -> Moment:
 
 def read_visible(connection: Connection) -> Visible:
     """Whose effects are seen now."""
-    (seen,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",)
-    return Visible.parsed(seen)
+    return Visible.parsed(read_snapshot(connection))
+
+
+def read_snapshot(connection: Connection) -> str:
+    """pg_current_snapshot(), which is that of the transaction if the connection is in one that keeps its own."""
+    (snapshot,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",)
+    return str(snapshot)
 
 
 def flush_log(connection: Connection) -> None:
@@ -340,13 +345,18 @@ def read_tables(connection: Connection, oids: Collection[int], published: Mappin
 def read_names(connection: Connection, oids: Collection[int]) -> dict[int, Names]:
     """Of all columns of these tables, as they are now; none of a table that is gone."""
     columns = _columns(connection, oids)
-    named = ((oid, {column.number: column.name for column in columns.get(oid, ())}) for oid in oids)
-    return {oid: _by_number(names, last=max(names, default=0)) for oid, names in named}
+    return {oid: names_of(columns.get(oid, ())) for oid in oids}
 
 
-def read_columns(connection: Connection, oid: int) -> dict[int, Attribute]:
+def read_columns(connection: Connection, oid: int) -> Sequence[Attribute]:
     """Those of a table that are there now, by their numbers."""
-    return {column.number: column for column in _columns(connection, [oid]).get(oid, ())}
+    return _columns(connection, [oid]).get(oid, ())
+
+
+def names_of(columns: Sequence[Attribute]) -> Names:
+    """By their numbers, as `Names` has them."""
+    names = {column.number: column.name for column in columns}
+    return _by_number(names, last=max(names, default=0))
 
 
 def _by_number(names: Mapping[int, str], last: int) -> Names:

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import psycopg
 import pyarrow as pa
 import pyarrow.csv as pc
 from psycopg import sql
 
-from headrace.connectors.postgresql.catalog import PublicationOptions, flush_log, read_columns, read_log_end, read_names
+from headrace.connectors.postgresql.catalog import (
+    Attribute,
+    PublicationOptions,
+    flush_log,
+    names_of,
+    read_columns,
+    read_log_end,
+    read_snapshot,
+)
 from headrace.connectors.postgresql.columns import changed, check_names
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.splits import Key, Seen, TableSeam
@@ -104,34 +112,45 @@ def check_size(connection: psycopg.Connection, followed: Followed, rows: int) ->
         )
 
 
+class Chunk(NamedTuple):
+    """The texts of the published columns of its rows, what it has seen, and the columns that the table had after that."""
+
+    texts: list[pa.LargeStringArray]
+    seen: Seen
+    columns: Sequence[Attribute]
+
+
 def read_chunk(
     connection: psycopg.Connection, followed: Followed, key: tuple[str, ...], lower: Key | None, upper: Key | None
-) -> tuple[list[pa.LargeStringArray], Seen]:
-    """The texts of the published columns of a chunk's rows, and what the chunk has seen. The connection is in autocommit.
+) -> Chunk:
+    """The rows between two keys. The connection is in autocommit.
 
     What it has seen is on the server's disk when this returns, as a crash would undo it. Raises DataLossError for a table that
     was created again, UsageError for one with a column that was renamed.
     """
     table = followed.table
-    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.columns)
+    selected = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.columns)
     within = _between(connection, [_column(table, name) for name in key], lower, upper)
     published = followed.row_filter
     condition = within if published is None else sql.SQL("{} AND ({})").format(within, sql.SQL(published))
-    rows = sql.SQL("SELECT {} FROM {} AS {} WHERE {}").format(columns, _from(followed), sql.Identifier(_ROWS), condition)
+    rows = sql.SQL("SELECT {} FROM {} AS {} WHERE {}").format(selected, _from(followed), sql.Identifier(_ROWS), condition)
     seen = None
     while seen is None:
         data, seen = _read_once(connection, table, rows)
-    check_names(table.full_name, table.names, read_names(connection, [table.oid])[table.oid])
+    columns = read_columns(connection, table.oid)
+    check_names(table.full_name, table.names, names_of(columns))
     flush_log(connection)
-    return _texts(data, [column.name for column in table.columns]), seen
+    return Chunk(_texts(data, [column.name for column in table.columns]), seen, columns)
 
 
-def check_unaltered(connection: psycopg.Connection, table: PgTable) -> None:
-    """Raise UsageError where a chunk may lack what it has seen: columns were added since, or are of another type."""
-    now, known = read_columns(connection, table.oid), {column.name: column for column in table.columns}
-    plain = {number: each for number, each in now.items() if not each.is_generated}
-    before = [each for number, each in plain.items() if number <= len(table.names)]
-    added = [each.name for number, each in plain.items() if number > len(table.names)]
+def check_unaltered(table: PgTable, columns: Sequence[Attribute]) -> None:
+    """Raise UsageError where a chunk may lack what it has seen: columns were added since, or are of another type.
+
+    `columns`: of the table once the chunk was read.
+    """
+    known, plain = {column.name: column for column in table.columns}, [each for each in columns if not each.is_generated]
+    before = [each for each in plain if each.number <= len(table.names)]
+    added = [each.name for each in plain if each.number > len(table.names)]
     if len(before) == len(known) and added:  # else a list of the publication has some only
         raise changed(table.full_name, f"columns added: {', '.join(added)}")
     types = {name: (column.type.oid, column.modifier) for name, column in known.items()}
@@ -154,7 +173,7 @@ def _read_once(connection: psycopg.Connection, table: PgTable, rows: sql.Compose
     """
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        (snapshot,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",)
+        snapshot = read_snapshot(connection)
         with connection.cursor() as cursor:
             copied = sql.SQL("COPY ({}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)").format(rows)
             with cursor.copy(copied) as copy:

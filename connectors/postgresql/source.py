@@ -367,12 +367,12 @@ class ChangesReader(SourceReader[ChangesSplit]):
             )
         check_sum(chunk.table, chunk.columns, followed.table.names)
         with translated(self._source.url, f"reading {chunk.table}"), connect(self._source.url) as connection:
-            texts, seen = read_chunk(connection, followed, chunk.key, chunk.lower, chunk.upper)
-            if self._source.snapshot == "initial" and self._source.seam == "exact":  # else the log drops none of its changes
-                check_unaltered(connection, followed.table)
-        rows = self._rows.snapshot(chunk.oid, texts, chunk.floor)
+            read = read_chunk(connection, followed, chunk.key, chunk.lower, chunk.upper)
+        if self._source.snapshot == "initial" and self._source.seam == "exact":  # else the log drops none of its changes
+            check_unaltered(followed.table, read.columns)
+        rows = self._rows.snapshot(chunk.oid, read.texts, chunk.floor)
         self._chunks.popleft()
-        return SplitBatch(replace(chunk, seen=seen), self._chosen(rows), finished=True)
+        return SplitBatch(replace(chunk, seen=read.seen), self._chosen(rows), finished=True)
 
     def _chosen(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The columns of the source's schema. Raises UsageError for a value that the log leaves out, if null hides that."""
