@@ -163,8 +163,11 @@ def _is_over(source: Source[SplitT], positions: Checkpoint[SplitT]) -> bool:
 
 
 def _ask_of_cursor(source: Source[SplitT], positions: Checkpoint[SplitT]) -> None:
-    if positions.cursor is not None:
-        source.on_cursor_final(positions.cursor, positions.stage)
+    if positions.cursor is None:
+        return
+    stage = positions.stage
+    asked = source.source_of(stage.number, stage.end) if stage is not None and isinstance(source, StagedSource) else source
+    asked.on_cursor_final(positions.cursor)
 
 
 def _followed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:

@@ -334,7 +334,7 @@ class Source(ABC, Generic[SplitT]):
         Coordinator's process; does no I/O. Default: does nothing.
         """
 
-    def on_cursor_final(self, cursor: JsonObject, stage: Stage | None) -> None:
+    def on_cursor_final(self, cursor: JsonObject) -> None:
         """A checkpoint with this cursor is continued, and nothing behind it will be discovered. Raise StateError for what is
         asked for now and would not be read.
 

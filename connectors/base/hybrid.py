@@ -83,8 +83,9 @@ class HybridSource(StagedSource[HybridSplit]):
     - `first`: a source that ends by itself.
     - `then`: the next one, or a function that makes it of the `SourceEnd` of the previous, or several of these in order:
       `then=lambda end: KafkaSource(..., start=Timestamp(end.newest_modified_ms))`. The function is called in every process,
-      also after a restore: it does no I/O, and gives the same for the same end, without `after_read`. Where a source is
-      pickled, it is a function of a module. A job that continues may have more sources behind the last one.
+      also after a restore: it does no I/O, and gives the same for the same end, without `after_read` unless a source that is
+      given has it. Where a source is pickled, it is a function of a module. A job that continues may have more sources behind
+      the last one.
     - `boundedness`: of the last one, if a function makes it; UNBOUNDED by default. All others have to end by themselves.
     - `discovery_interval_s`: seconds between two looks for new splits. Default: the shortest of these sources', 300 where a
       function makes one.
@@ -268,11 +269,6 @@ class HybridSource(StagedSource[HybridSplit]):
         for stage, (source, inner) in self._by_stage(splits).items():
             if stage == self.last_stage:
                 source.on_splits_final(inner)
-
-    def on_cursor_final(self, cursor: JsonObject, stage: Stage | None) -> None:
-        """As the stage's source."""
-        if stage is not None:
-            self.source_of(stage.number, stage.end).on_cursor_final(cursor, None)
 
     def confirm_deleted(self, splits: Sequence[HybridSplit]) -> frozenset[str]:
         """As the stages' sources."""

@@ -86,7 +86,6 @@ _MISREAD_ADDRESS = re.compile(r"%[0-9A-Fa-f]{2}|[#\x00-\x1f]")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|/")
 _FILE = "__filename"
 """What Arrow calls the column of the file that a row is in."""
-_PARTS = ("element_type", "key_type", "value_type")
 _OF_COLUMNS = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.physicalName")
 
 
@@ -361,13 +360,12 @@ class _LoadedDelta(LoadedTable):
         for name, why in _PROPERTIES.items():
             if self._properties.get(name.lower(), "") not in ("", "none", "false"):
                 yield why
-        for name, metadata in _metadata_within(self._table.schema()):
+        for name, kind, metadata in _within(self._table.schema()):
             for key in _OF_COLUMNS:
                 if key in metadata:
                     yield f"its column {name!r} has {key}"
-        for each in self._table.schema().fields:
-            if _has_variants(each.type):
-                yield f"its column {each.name!r} has variants"
+            if kind.type == "variant":
+                yield f"its column {name!r} has variants"
         if not set(self._schema.names) - set(self.partitioning):
             yield f"it is {_ALL_PARTITIONS}"
         for name in self.partitioning:
@@ -376,20 +374,18 @@ class _LoadedDelta(LoadedTable):
                 yield f"it is partitioned by {name!r}, which is {kind}"
 
 
-def _metadata_within(kind: Any, outer: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:  # noqa: ANN401 - any Delta type
-    """Of each field of a schema or struct, under `column.field`, also of those within lists and maps."""
+def _within(kind: Any, outer: str = "") -> Iterator[tuple[str, Any, Mapping[str, Any]]]:  # noqa: ANN401 - any Delta type
+    """Name, type and metadata of each field of a schema or struct, under `column.field`, also of those within lists and maps,
+    whose parts are there by the name of the field that they are in, without metadata.
+    """
     for each in getattr(kind, "fields", ()):
-        yield outer + each.name, each.metadata
-        yield from _metadata_within(each.type, f"{outer}{each.name}.")
-    for part in _PARTS:
+        name = f"{outer}.{each.name}" if outer else each.name
+        yield name, each.type, each.metadata
+        yield from _within(each.type, name)
+    for part in ("element_type", "key_type", "value_type"):
         if hasattr(kind, part):
-            yield from _metadata_within(getattr(kind, part), outer)
-
-
-def _has_variants(kind: Any) -> bool:  # noqa: ANN401 - any Delta type
-    within = [each.type for each in getattr(kind, "fields", ())]
-    within += [getattr(kind, part) for part in _PARTS if hasattr(kind, part)]
-    return kind.type == "variant" or any(map(_has_variants, within))
+            yield outer, getattr(kind, part), {}
+            yield from _within(getattr(kind, part), outer)
 
 
 class _DeltaFile(TableFile):

@@ -19,7 +19,7 @@ from headrace.connectors.files.read.lines import Csv
 from headrace.connectors.files.read.plan import ChangedFiles, FilePlan, Order
 from headrace.connectors.files.read.reader import FileReader
 from headrace.connectors.files.read.split import FileSplit, FileSplitSerializer
-from headrace.enumerator.source import Boundedness, JsonObject, Source, Stage
+from headrace.enumerator.source import Boundedness, JsonObject, Source
 
 FormatName = Literal["parquet", "arrow", "avro", "jsonl", "csv", "text"]
 _NO_CSV = Csv()
@@ -155,7 +155,7 @@ class FileSource(Source[FileSplit]):
         """A reader of pieces of files."""
         return FileReader(self.plan)
 
-    def on_cursor_final(self, cursor: JsonObject, stage: Stage | None) -> None:
+    def on_cursor_final(self, cursor: JsonObject) -> None:
         """Refuse files that a pattern selects now, and did not when they were found. Raises what listing the folder raises."""
         self.create_discovery().check_final(cursor)
 

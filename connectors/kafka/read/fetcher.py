@@ -124,7 +124,7 @@ class Fetcher:
 
         In a forked child nothing is done.
         """
-        if self._pid != os.getpid():
+        if self._is_forked:
             return
         with self._lock:
             self._woken = True
@@ -159,7 +159,7 @@ class Fetcher:
         call this, too; where it has interrupted this very object the threads end once it has returned, and are not waited for.
         In a forked child nothing is done: threads and connections are the parent's, and one may have had the lock.
         """
-        if self._pid != os.getpid():
+        if self._is_forked:
             return
         self._closed = True
         below_a_handler = self._has_lock()
@@ -177,8 +177,13 @@ class Fetcher:
             for thread, longest_s in threads:
                 thread.join(longest_s)
 
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this is a child of the process that made it, and has none of its threads."""
+        return self._pid != os.getpid()
+
     def _check_process(self) -> None:
-        if self._pid != os.getpid():
+        if self._is_forked:
             raise StateError(
                 "this reader was made before a fork, and its parent process reads on: make another one here, from a checkpoint"
             )

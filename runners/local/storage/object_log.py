@@ -37,6 +37,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -322,11 +323,7 @@ class ObjectLog(RunFiles):
 
     def _create(self, number: int, data: bytes) -> None:
         try:
-            try:
-                self._store.create(_path(number), data, f"{_LOG}/.{self._lifetime}")
-            except FileNotFoundError:  # the folder itself was removed
-                self._store.make_folder(_LOG)
-                self._store.create(_path(number), data, f"{_LOG}/.{self._lifetime}")
+            self._put(number, data)
         except FileExistsError:
             # It may be ours, of a put whose answer was lost.
             try:
@@ -336,14 +333,23 @@ class ObjectLog(RunFiles):
             if not is_ours:
                 raise _TakenError from None
 
+    def _put(self, number: int, data: bytes) -> None:
+        create = partial(self._store.create, _path(number), data, f"{_LOG}/.{self._lifetime}")
+        try:
+            create()
+        except FileNotFoundError:  # the folder itself was removed
+            self._store.make_folder(_LOG)
+            create()
+
+    def _header(self, number: int) -> Mapping[str, Any]:
+        """Of the object as it is in the store."""
+        return ENTRY.open(self._store.read(_path(number)).partition(b"\n")[0], self.where(_path(number)))
+
     def _is_anothers(self, listed: Collection[int]) -> bool:
         """Whether another run has started in the place that was emptied: it may have an object of our manifest's number."""
         if self._manifest not in listed:
             return any(number not in self._objects for number in listed if number <= self._last)
-        path = _path(self._manifest)
-        return bool(
-            ENTRY.open(self._asked(self._store.read, path).partition(b"\n")[0], self.where(path))["life"] != self._lifetime
-        )
+        return bool(self._asked(self._header, self._manifest)["life"] != self._lifetime)
 
     def _forget(self, gone: Collection[int]) -> None:
         """Another process has removed these objects, which no run does."""
@@ -406,7 +412,7 @@ class ObjectLog(RunFiles):
         try:
             for number in sorted(self._listed(), reverse=True):
                 with suppress(FileNotFoundError):  # its maker continues
-                    header = ENTRY.open(self._store.read(_path(number)).partition(b"\n")[0], self.where(_path(number)))
+                    header = self._header(number)
                     if header["kind"] == _MANIFEST:
                         return f"by process {header['pid']} of {header['host']}"
         except Exception as error:  # noqa: BLE001 - it is for a message only

@@ -14,9 +14,9 @@ import pytest
 from headrace.connectors.base.hybrid import HybridReader, HybridSplit
 from headrace.enumerator import Boundedness, DiscoveryResult, EmbeddedRun, SharingEnumerator
 from headrace.enumerator import events as e
-from headrace.enumerator.checkpoint import CheckpointSerializer
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import RetriableError, StateError, UsageError
-from headrace.enumerator.resumed import resumed_discovery
+from headrace.enumerator.resumed import resumed_discovery, selected
 from headrace.enumerator.source import Stage, StagedDiscovery
 from headrace.enumerator.source_driver import SourceDriver
 from headrace.files import FileSource
@@ -203,8 +203,8 @@ class Asked(MemorySource):
     def on_splits_final(self, splits):
         self.note("final", splits)
 
-    def on_cursor_final(self, cursor, stage):
-        self.asked.append(("cursor", cursor, stage))
+    def on_cursor_final(self, cursor):
+        self.asked.append(("cursor", cursor))
 
     def check_readable(self, splits):
         self.note("readable", splits)
@@ -233,8 +233,9 @@ def test_each_source_is_asked_of_its_own_splits():
     assert second.asked == [(what, ["a", "c"]) for what in asked]
     source.on_splits_final(splits)
     assert (len(first.asked), second.asked[-1]) == (5, ("final", ["a", "c"])), "of an earlier stage all are read"
-    source.on_cursor_final({"at": 1}, Stage(1, "second", {}, in_pieces=False, is_found=False))
-    assert (len(first.asked), second.asked[-1]) == (5, ("cursor", {"at": 1}, None))
+    stage = Stage(1, "second", {}, in_pieces=False, is_found=False)
+    selected(source, Checkpoint(1, (), exhausted=True, cursor={"at": 1}, stage=stage))
+    assert (len(first.asked), second.asked[-1]) == (5, ("cursor", {"at": 1}))
 
 
 def test_the_readers_of_all_stages_may_linger_as_theirs_may(monkeypatch):

@@ -572,6 +572,28 @@ def test_a_damaged_record_is_named(shelf: Shelf, feed: Query, tmp_path: Path) ->
         feed.run()
 
 
+def test_a_bounded_source_is_asked_once_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a query that continues at the end, where another pattern selects files that were not read."""
+    folder, asked = tmp_path / "in", list[object]()
+    folder.mkdir()
+    for name in ("a1", "b1"):
+        (folder / name).write_text("x\n")
+
+    def query(pattern: str) -> Query:
+        source = FileSource(str(folder), format="text", pattern=pattern, schema=pa.schema([("value", pa.string())]))
+        return Query(SplitRead(source=source))  # type: ignore[arg-type]  # of files
+
+    first, again, wider = query("a*"), query("a*"), query("*")
+    assert first.plan()
+    wider.offsets = again.offsets = first.offsets
+    with pytest.raises(StateError, match="has left out b1: keep that pattern"):
+        wider.plan()
+    monkeypatch.setattr(FileSource, "on_cursor_final", lambda _, cursor: asked.append(cursor))
+    assert not again.plan()
+    assert not again.plan()
+    assert len(asked) == 1
+
+
 def records(query: Query) -> list[Path]:
     return sorted(path for path in Path(str(query.read.checkpoint), FOLDER).rglob("*") if path.is_file())
 
