@@ -56,7 +56,7 @@ def psql(url: str, *statements: str) -> list[tuple[Any, ...]]:
     with psycopg.connect(url, autocommit=True) as connection:
         for statement in statements:
             cursor = connection.execute(statement)
-        return cursor.fetchall() if cursor.description else []
+        return cursor.fetchall() if cursor.description is not None else []  # rows may have no columns
 
 
 def drop_slots(url: str) -> None:

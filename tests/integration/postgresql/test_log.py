@@ -38,6 +38,7 @@ from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType, arro
 from headrace.enumerator.errors import AuthenticationError, DataLossError, RetriableError, UsageError
 from headrace.runners.waiting import wait_until
 from tests.helpers.databases import psql
+from tests.helpers.waiting import eventually
 
 TIMEOUT_S = 60.0
 SEED = 20
@@ -89,6 +90,7 @@ def followed(server) -> Iterator[Followed]:
         found.connection.close()
     with connect(server.url) as connection:
         if read_slot(connection, found.name) is not None:
+            eventually(lambda: not read_slot(connection, found.name).is_active, "the slot is still in use")
             drop_slot(connection, found.name)
         Followed(server.url, connection, found.name).run("DROP PUBLICATION IF EXISTS {s}", "DROP SCHEMA {s} CASCADE")
 
