@@ -43,7 +43,7 @@ class SplitRead(Generic[SplitT]):
     `checkpoint`: the query's, where tasks record how far they have read, if they do (`records_ends`). `most_splits` and
     `most_bytes` bound a batch of finite splits, `limits` one of others. `parallelism`: how many tasks run at once, if known.
     A task that gets nothing for `stall_s` seconds fails. `savepoint`: path or URI of a savepoint of a run with which a query
-    without a checkpoint starts. `keeps_finished`: another source follows, which may ask what this one has ended with.
+    without a checkpoint starts. `keeps_finished`: a source that follows may ask what this one has ended with.
     """
 
     source: Source[SplitT]

@@ -49,8 +49,8 @@ class StagedRead:
 
     def of(self, stage: int, after: JsonObject | None) -> LogRead[Any] | SplitRead[Any]:
         read = replace(self.read_of(self.source.source_of(stage, after)), parallelism=self.parallelism)
-        is_followed = stage < self.source.last_stage
-        return replace(read, keeps_finished=True) if is_followed and isinstance(read, SplitRead) else read
+        # the last one, too: a query that continues may have another behind it
+        return replace(read, keeps_finished=True) if isinstance(read, SplitRead) else read
 
 
 @dataclass(frozen=True, slots=True)

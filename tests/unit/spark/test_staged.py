@@ -13,13 +13,20 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from headrace.enumerator.errors import RetriableError, StateError
-from headrace.enumerator.source import Boundedness, DiscoveryResult, IncrementalDiscovery, JsonObject
+from headrace.enumerator.source import (
+    Boundedness,
+    DiscoveryResult,
+    IncrementalDiscovery,
+    JsonObject,
+    SplitDiscovery,
+    StagedSource,
+)
 from headrace.runners.spark.bounded import spark_types
 from headrace.runners.spark.pipeline import stream_reader
 from headrace.runners.spark.split_stream import SplitRead
 from headrace.runners.spark.staged import StagedRead, StagedStreamReader
 from headrace.sources import Hybrid, SourceEnd
-from tests.helpers.split_sources import Feed, Piece, Pile, PileDiscovery, Shelf
+from tests.helpers.split_sources import Feed, FeedDiscovery, Piece, Pile, PileDiscovery, Shelf
 
 HISTORY, TOPIC = Shelf(), Shelf()
 
@@ -59,15 +66,34 @@ def asked() -> Iterator[list[int]]:
         shelf.__init__()  # type: ignore[misc]  # empty again
 
 
+class Archive(Feed):
+    """Without a cursor, and all is found at once."""
+
+    boundedness, finite_splits = Boundedness.BOUNDED, True
+
+    def create_discovery(self) -> SplitDiscovery[Piece]:
+        return ArchiveDiscovery(TOPIC)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Archive, (TOPIC,)
+
+
+class ArchiveDiscovery(FeedDiscovery):
+    def initial(self) -> DiscoveryResult[Piece]:
+        return replace(super().initial(), complete=True)
+
+
 class Query:
     """As Spark leads it: offsets are stored, and readers are pickled."""
 
     def __init__(self, asked: list[int], checkpoint: Path) -> None:
-        source = Hybrid(History(HISTORY), then=partial(topic_after, asked))
-        read_of = partial(_read_of, str(checkpoint))
-        self._read = StagedRead(source=source, read_of=read_of)
-        self.restart()
+        self._read_of = partial(_read_of, str(checkpoint))
+        self.restart_with(Hybrid(History(HISTORY), then=partial(topic_after, asked)))
         self.offsets = [self.reader.initialOffset()]
+
+    def restart_with(self, source: StagedSource[Any]) -> None:
+        self._read = StagedRead(source=source, read_of=self._read_of)
+        self.restart()
 
     def restart(self) -> None:
         self.reader = StagedStreamReader(self._read, spark_types(self._read.source), stream_reader)
@@ -187,6 +213,25 @@ def test_a_switch_waits_for_the_next_source(query: Query, monkeypatch: pytest.Mo
             query.plan()
     assert query.plan()
     assert query.run() == ["t0"]
+
+
+def test_a_source_that_is_added_behind_the_last_gets_its_whole_end(query: Query) -> None:
+    """Regression: of a last source without a cursor only the last batch's splits were known, once all were found."""
+    for name in "uvwxy":
+        TOPIC.add(name, name)
+    query.restart_with(Hybrid(History(HISTORY), then=Archive(TOPIC)))
+    while query.plan():
+        query.run()
+    ends: list[SourceEnd] = []
+
+    def added(end: SourceEnd) -> History:
+        ends.append(end)
+        return History(Shelf())
+
+    source = Hybrid(History(HISTORY), then=[Archive(TOPIC), added], boundedness=Boundedness.BOUNDED)
+    query.restart_with(source)
+    query.plan()
+    assert [split["id"] for split in ends[0].splits] == list("tuvwxy")
 
 
 def test_an_offset_of_another_kind_of_source_is_refused(query: Query) -> None:
