@@ -313,7 +313,7 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
     def _check_fits(self, loaded: LoadedTable, handle: TableHandle) -> None:
         """Another process may have changed the table since the task has looked at it."""
         now = {field.name: field for field in loaded.schema}
-        changed = [name for name, kind in handle.columns if name not in now or not self._takes(loaded, now[name], handle, kind)]
+        changed = [name for name, kind in handle.columns if name not in now or not self._takes(now[name], handle, kind)]
         required = {field.name for field in loaded.schema if not field.nullable} - dict(handle.columns).keys()
         is_placed = handle.changes is not None or handle.partitioning == loaded.partitioning
         if handle.table != loaded.id or not is_placed or changed or required:
@@ -322,12 +322,14 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
                 f"{self._where}: the table has changed since the files were written ({what}): write the epoch again"
             )
 
-    def _takes(self, loaded: LoadedTable, field: pa.Field, handle: TableHandle, kind: str) -> bool:
+    def _takes(self, field: pa.Field, handle: TableHandle, kind: str) -> bool:
         """Whether a column takes what these files have, also if it has become required since and they have no null."""
         if takes(field, kind):
             return True
-        is_full = handle.changes is None and all(loaded.files.is_without_nulls(file, field.name) for file in handle.files)
-        return is_full and takes(field.with_nullable(nullable=True), kind)
+        if handle.changes is not None or not takes(field.with_nullable(nullable=True), kind):
+            return False
+        work = self._work()
+        return not any(work.has_nulls(file, field.name) for file in handle.files)
 
     def _check_removable(self, work: WorkFolder, doomed: Collection[str]) -> None:
         """Raise FencedError for an older driver, StateError if a reader needs any of these: then the marks tell an untruth."""

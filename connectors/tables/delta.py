@@ -442,11 +442,6 @@ class _DeltaFiles(FileLayout):
     def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
         return tuple((name, _partition_value(name, value)) for name, value in zip(self._partitioning, values, strict=True))
 
-    def is_without_nulls(self, file: DataFile, column: str) -> bool:
-        if column in self._partitioning:
-            return dict(file.partition)[column] is not None
-        return bool(json.loads(file.statistics).get("nullCount", {}).get(column) == 0)
-
     def row_group_bounds(self, schema: pa.Schema) -> list[str]:
         return columns_with_bounds(schema)
 

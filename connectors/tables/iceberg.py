@@ -405,10 +405,6 @@ class _IcebergFiles(FileLayout):
             (str(part), None if value is None else str(value)) for part, value in zip(self._partitions, values, strict=True)
         )
 
-    def is_without_nulls(self, file: DataFile, column: str) -> bool:
-        counts = _from_json(file.statistics)["null_value_counts"]
-        return bool(counts.get(self._schema.find_field(column).field_id) == 0)
-
     def statistics(self, footer: pq.FileMetaData, measured: Sequence[Measures]) -> str:
         """A bound is that of all row groups, or there is none; the library takes what it finds."""
         plan = arrow_io.compute_statistics_plan(self._schema, self._properties)

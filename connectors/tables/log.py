@@ -91,10 +91,6 @@ class FileLayout:
         """What the log reports about a file, by the measures of its row groups."""
         return ""
 
-    def is_without_nulls(self, file: DataFile, column: str) -> bool:
-        """Whether that is known by what `statistics` has reported."""
-        return False
-
 
 class TableFile(ABC):
     """A data file of a version of a table."""

@@ -19,11 +19,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow import fs
 
 from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.sink import CommitList
-from headrace.connectors.tables.handles import TableHandle, TableHandleSerializer, task_of
+from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer, task_of
 from headrace.enumerator.errors import PeerError, RetriableError
 
 WORK = "_headrace"
@@ -63,6 +64,13 @@ class WorkFolder:
 
     def open_data(self, path: str) -> pa.NativeFile:
         return self._store.open_input_file(path)
+
+    def has_nulls(self, file: DataFile, column: str) -> bool:
+        """By the rows: statistics are not of every column. What is not in the file is a partition's value."""
+        with self.open_data(file.path) as stored, pq.ParquetFile(stored) as rows:
+            if column not in rows.schema_arrow.names:
+                return dict(file.partition).get(column) is None
+            return any(batch.column(column).null_count for batch in rows.iter_batches(columns=[column]))
 
     def enter(self) -> None:
         self._write(f"{self._folder}{_JOB}", b"")

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -824,6 +825,51 @@ def test_files_without_nulls_are_committed_though_their_column_is_required_or_ma
     driver(sink).commit(0, (handle,))
     assert rows_of(kind, tmp_path).to_pylist() == rows.to_pylist()
     assert takes(pa.field("name", pa.string()), kind_of(pa.field("name", pa.string(), nullable=False)))
+
+
+@KINDS
+@pytest.mark.parametrize("value", [{"x": 1}, [1]], ids=["struct", "list"])
+def test_files_are_looked_into_where_statistics_do_not_say_that_a_column_has_no_nulls(tmp_path, kind, value):
+    """Regression: nested columns have no statistics of nulls, and without them all files were taken to have some."""
+    sink, rows = sink_of(kind, tmp_path), pa.RecordBatch.from_pylist([{"id": 1, "name": value}])
+    sink.create_table(rows.schema)
+    handle = prepared_rows(sink, 0, 0, rows)
+    make_required(kind, tmp_path, "name")
+    driver(sink).commit(0, (handle,))
+    assert rows_of(kind, tmp_path).to_pylist() == rows.to_pylist()
+
+
+@KINDS
+def test_nested_nulls_are_not_committed_into_a_column_that_is_required_by_then(tmp_path, kind):
+    sink, rows = sink_of(kind, tmp_path), pa.RecordBatch.from_pylist([{"id": 1, "name": [1]}, {"id": 2, "name": None}])
+    sink.create_table(rows.schema)
+    handle = prepared_rows(sink, 0, 0, rows)
+    make_required(kind, tmp_path, "name")
+    with pytest.raises(PeerError, match=r"has changed since the files were written \(name\): write the epoch again"):
+        driver(sink).commit(0, (handle,))
+
+
+def test_files_of_a_delta_table_without_statistics_are_looked_into_for_nulls(tmp_path):
+    """Regression: files without nulls were refused for a column that is required by then."""
+    sink, rows = sink_of("delta", tmp_path), pa.RecordBatch.from_pylist([{"id": 1, "name": "a"}], schema=NARROW)
+    sink.create_table(NARROW)
+    DeltaTable(f"{tmp_path}/table").alter.set_table_properties({"delta.dataSkippingNumIndexedCols": "0"})
+    handle = prepared_rows(sink, 0, 0, rows)
+    make_required("delta", tmp_path, "name")
+    driver(sink).commit(0, (handle,))
+    assert rows_of("delta", tmp_path).to_pylist() == rows.to_pylist()
+
+
+@KINDS
+@pytest.mark.parametrize("name", ["a", None])
+def test_a_column_of_partitions_that_is_required_by_then_is_looked_at_in_their_values(tmp_path, kind, name):
+    sink, rows = sink_of(kind, tmp_path), pa.RecordBatch.from_pylist([{"id": 1, "name": name}], schema=NARROW)
+    sink.create_table(NARROW, partition_by=["name"])
+    handle = prepared_rows(sink, 0, 0, rows)
+    make_required(kind, tmp_path, "name")
+    with nullcontext() if name else pytest.raises(PeerError, match=r"since the files were written \(name\)"):
+        driver(sink).commit(0, (handle,))
+    assert rows_of(kind, tmp_path).num_rows == (1 if name else 0)
 
 
 @KINDS
