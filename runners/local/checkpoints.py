@@ -186,7 +186,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
     """The files, claimed by the one coordinator there is. What changes the worker registry may be called by any thread, the
     rest by one.
 
-    Raises OSError for what the filesystem refuses, UsageError where that stays (`usable`), but for what `write` says, and
+    Raises OSError for what the filesystem refuses, UnusableError where that stays, but for what `write` says, and
     FencedError once another run has the files.
     """
 
@@ -202,7 +202,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         that is not committed yet. `owner`, `after`: as `RunFiles.claim` has them.
 
         Raises FencedError where another coordinator has the lock or the claim, StateError for files that cannot be read,
-        UsageError for a place that cannot be used, and RetriableError for a store that does not answer.
+        UnusableError for a folder that cannot be used, and RetriableError for a store that does not answer.
         """
         self._serializer = serializer
         self._retained = retained
@@ -405,7 +405,8 @@ def has_run(files: RunFiles) -> bool:
 
 
 def _ids(files: RunFiles) -> list[int]:
-    found = (_NAME.fullmatch(name) for name in files.names())
+    with usable(files.location):
+        found = map(_NAME.fullmatch, files.names())
     return [int(match[1]) for match in found if match is not None]
 
 

@@ -53,7 +53,7 @@ from headrace.runners.local.replan import Replanning
 from headrace.runners.local.rescale import RescaleRequest, Rescaling
 from headrace.runners.local.savepoints import begin_with, given_savepoint, make_savepoint_folder, take_savepoint
 from headrace.runners.local.settings import Retention, RunSettings
-from headrace.runners.local.storage.files import NoPlaceError
+from headrace.runners.local.storage.files import NoPlaceError, UnusableError
 from headrace.runners.local.storage.places import run_files, usable
 from headrace.runners.local.worker_pool import WorkerPool
 from headrace.runners.pipeline import PickledPipeline, PipelineSpec
@@ -175,8 +175,9 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, worke
             raise _gone(checkpoints, order.run)
         supervisor.send(RunBegan(store.registry.run))
         remove_status(order.settings.folder)  # of a lifetime before
-        begin_with(savepoint, store, positions, partial(resumed, pipeline.source))
-        coordination = _Coordination(order, socket, pipeline, store, worker_processes, supervisor.send)
+        with _good_before(order):
+            begin_with(savepoint, store, positions, partial(resumed, pipeline.source))
+            coordination = _Coordination(order, socket, pipeline, store, worker_processes, supervisor.send)
         threading.Thread(target=coordination.listen, args=(supervisor,), daemon=True).start()
         return coordination.run()
     finally:
@@ -194,14 +195,24 @@ def _gone(checkpoints: str, run: str | None) -> StateError:
 @contextmanager
 def _good_before(order: CoordinatorOrder, *mistakes: type[HeadraceError]) -> Iterator[None]:
     """An address that cannot be bound, or a store that refuses, is a mistake of who starts the run. A later coordinator may
-    find its port taken, or the store refusing, for a while: that is a failure like others, so RetriableError.
+    find its port taken, or the store refusing, for a while: that is a failure like others, so RetriableError. So may a
+    folder, in which it stays more often.
     """
     try:
         yield
+    except UnusableError as error:
+        if order.run is None:
+            raise
+        raise _in_use(error) from error
     except mistakes as error:
         if order.run is None:
             raise
         raise RetriableError(str(error)) from error
+
+
+def _in_use(error: Exception) -> Exception:
+    """Of a folder that a run has worked in: tried again, and a bounded number of times, as it may never be usable again."""
+    return errors.UnclassifiedError(str(error)) if isinstance(error, UnusableError) else error
 
 
 @dataclass(frozen=True)
@@ -303,7 +314,7 @@ class _Coordination:
                 self._take(self._next())
             return self._outcome
         except Exception as error:  # noqa: BLE001 - the supervisor decides; its workers end first
-            self._outcome = _failure(error)
+            self._outcome = _failure(_in_use(error))
             return self._outcome
         finally:
             # A worker that was sent StopWorker has 10 s; after a failure none has a reason to continue.

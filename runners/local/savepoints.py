@@ -166,7 +166,8 @@ def begin_with(
     Raises UsageError for a folder that has started otherwise, StateError for a savepoint of another source, and what `start_at`
     raises.
     """
-    has_copy = SAVEPOINT in store.files.names()
+    with usable(store.location):
+        has_copy = SAVEPOINT in store.files.names()
     if given is None and (store.last_id or not has_copy):
         return
     with usable(store.location):

@@ -19,6 +19,10 @@ class NoPlaceError(UsageError):
     """A store answers that no checkpoints can be there. Where a run has had them it may pass, as in maintenance."""
 
 
+class UnusableError(UsageError):
+    """A folder refuses what is asked of it. Where a run has worked it may pass, as while a disk is mounted read-only."""
+
+
 class RunFiles(ABC):
     """The files of one run. Any process may read; who changes them has called `claim`, in this lifetime of the process.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from headrace.enumerator.errors import UsageError
-from headrace.runners.local.storage.files import RunFiles
+from headrace.runners.local.storage.files import RunFiles, UnusableError
 from headrace.runners.local.storage.folder import FolderFiles, local_folder
 
 _GONE_WITH_THE_PROCESS = "memory:"
@@ -25,7 +25,12 @@ _GONE_WITH_THE_PROCESS = "memory:"
 _FOR_GOOD = frozenset(
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 )
-"""What another try does not fix; a full disk and an input that fails may be fixed while the run tries on."""
+"""What another try does not fix; a full disk and an input that fails may be fixed while the run tries on.
+
+Others ask otherwise: a table's commit is tried for two minutes, in which no full disk gets space and no folder comes
+(`metadata_folder.is_lasting`); of a store, which has no such numbers, only what it does not support is known (`object_log`);
+a sink of files only names the path of two of these (`_folder_at`).
+"""
 
 
 def whole_name(checkpoints: str) -> str:
@@ -63,13 +68,13 @@ def make_machine_folder(checkpoints: str) -> Path:
 
 @contextmanager
 def usable(place: str) -> Iterator[None]:
-    """Raises UsageError, naming the place, where the body's OSError is one that stays: rights, a file in a folder's place."""
+    """Raises UnusableError, naming the place, where the body's OSError is one that stays: rights, a file for a folder."""
     try:
         yield
     except OSError as error:
         if error.errno not in _FOR_GOOD:
             raise
-        raise UsageError(f"{place} cannot be used: {error}") from error
+        raise UnusableError(f"{place} cannot be used: {error}") from error
 
 
 def _is_url(checkpoints: str) -> bool:

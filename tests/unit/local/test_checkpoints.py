@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -80,7 +80,8 @@ from headrace.runners.local.rescale import (
 )
 from headrace.runners.local.savepoints import Savepoint, begin_with, fetch_savepoint, given_savepoint, shown, take_savepoint
 from headrace.runners.local.settings import flink_settings
-from headrace.runners.local.storage.folder import local_folder, write_whole
+from headrace.runners.local.storage.files import UnusableError
+from headrace.runners.local.storage.folder import FolderFiles, local_folder, write_whole
 from headrace.runners.local.storage.lock import LOCK
 from headrace.runners.local.storage.object_log import ObjectLog
 from headrace.runners.local.storage.places import run_files
@@ -497,12 +498,39 @@ def test_what_a_start_may_not_read_or_write_in_its_folder_is_an_error_of_use(sto
         use(store)
 
 
-def test_a_folder_that_may_not_be_listed_any_more_ends_a_run_at_its_restart(tmp_path, monkeypatch):
-    """Regression: a coordinator after the first met it before the store is made, and was started again for ever."""
-    monkeypatch.setattr(coordinator, "has_run", Mock(side_effect=PermissionError(errno.EACCES, "injected")))
-    order = SimpleNamespace(settings=RunSettings(str(tmp_path)), run="run-a", pipeline=SimpleNamespace(load=pipeline_in_memory))
-    with pytest.raises(UsageError, match=r"cannot be used: .*injected"):
-        coordinator._opened(order, Path("socket"), None, None)
+@pytest.mark.parametrize("request_", ["names", "claim", "read", "write"])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_refuses_ends_a_run_that_starts_and_is_tried_some_times_by_one_that_continues(
+    tmp_path, monkeypatch, request_, number
+):
+    """Regression: a folder that was read-only for a while ended a job for good."""
+    with closing(opened(tmp_path / "run")) as store:
+        run = store.registry.run
+    monkeypatch.setattr(FolderFiles, request_, Mock(side_effect=OSError(number, "injected")))
+    for started, kind in ((None, UnusableError), (run, UnclassifiedError)):
+        load = SimpleNamespace(load=pipeline_in_memory)
+        settings = RunSettings(f"{tmp_path}/{'new' if started is None and request_ == 'write' else 'run'}")
+        order = SimpleNamespace(settings=settings, run=started, command="", pipeline=load, passed_over=(), replanned=None)
+        with pytest.raises(HeadraceError, match=r"cannot be used: .*injected") as caught:
+            coordinator._opened(order, Path("socket"), Mock(), Mock())
+        assert type(caught.value) is kind
+
+
+def test_a_folder_that_refuses_while_a_run_is_running_is_tried_some_times(store, tmp_path, monkeypatch):
+    """Regression: a worker that was to be started while the folder was read-only ended the job for good."""
+    monkeypatch.setattr(FolderFiles, "write", Mock(side_effect=OSError(errno.EROFS, "injected")))
+    running = part_of_coordination(
+        serve_metrics=partial(store.add_worker, 1),
+        worker_processes=Mock(),
+        events=Mock(),
+        pool=Mock(),
+        driver=Mock(),
+        order=SimpleNamespace(settings=RunSettings(str(tmp_path)), run=None),
+        outcome=None,
+    )
+    outcome = running.run()
+    assert (outcome.is_final, outcome.kinds[0]) == (False, "UnclassifiedError")
+    assert outcome.error.endswith("cannot be used: [Errno 30] injected")
 
 
 def test_a_checkpoint_of_another_run_or_a_newer_version_is_refused():
