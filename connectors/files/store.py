@@ -412,9 +412,9 @@ def shown_address(path: str) -> str:
 
 
 def _has_empty_name(address: str) -> bool:
-    """In a bucket. Elsewhere two slashes are one, or start an absolute path (XRootD)."""
+    """Directly behind a bucket. Elsewhere two slashes are one, or start an absolute path (XRootD)."""
     scheme, _, rest = address.partition("://")
-    return scheme in _WITH_BUCKETS and "//" in rest
+    return scheme in _WITH_BUCKETS and rest.partition("/")[2].startswith("/")
 
 
 def _check_url(path: str) -> None:
@@ -428,8 +428,8 @@ def _check_url(path: str) -> None:
         )
     if any(map(_has_empty_name, path.rstrip("/").split("::"))):
         raise UsageError(
-            f"{shown_address(path)}: between two slashes there is an empty name, which fsspec leaves out where it lists this "
-            "place: write one slash, or rename what is there"
+            f"{shown_address(path)}: between the two slashes behind the bucket there is an empty name, which fsspec leaves "
+            "out where it lists this place: write one slash, or rename what is there"
         )
 
 

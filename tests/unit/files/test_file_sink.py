@@ -150,16 +150,21 @@ def test_a_folder_that_this_process_may_not_list_is_named(tmp_path, monkeypatch)
             look()
 
 
-@pytest.mark.parametrize("path", ["s3://b//x", "s3a://b/x//y/", "zip://a.zip::gs://b//x"])
-def test_an_address_of_a_store_with_an_empty_name_is_refused(path):
+@pytest.mark.parametrize("path", ["s3://b//x", "s3a://b//x/y/", "zip://a.zip::gs://b//x"])
+def test_an_address_of_a_store_with_an_empty_name_behind_the_bucket_is_refused(path):
     """Regression: s3fs lists it as another place: rows were not read, and a run resumed from nothing at each start."""
-    with pytest.raises(UsageError, match="between two slashes there is an empty name"):
+    with pytest.raises(UsageError, match="between the two slashes behind the bucket there is an empty name"):
         FileSink(path)
 
 
-@pytest.mark.parametrize("path", ["hdfs://host//x", "root://host//x", "zip://x::file:///a.zip", "filecache://x::hdfs:///x"])
+@pytest.mark.parametrize(
+    "path", ["s3://b/x//y", "hdfs://host//x", "root://host//x", "zip://x::file:///a.zip", "filecache://x::hdfs:///x"]
+)
 def test_two_slashes_elsewhere_are_taken(path):
-    """Hadoop takes them for one, XRootD has them ahead of an absolute path."""
+    """Hadoop takes them for one, XRootD has them ahead of an absolute path.
+
+    Regression: further in a bucket, where fsspec finds what is there, an empty name was refused.
+    """
     assert FileSink(path).path == path
 
 
