@@ -83,9 +83,9 @@ class HybridSource(StagedSource[HybridSplit]):
     - `first`: a source that ends by itself.
     - `then`: the next one, or a function that makes it of the `SourceEnd` of the previous, or several of these in order:
       `then=lambda end: KafkaSource(..., start=Timestamp(end.newest_modified_ms))`. The function is called in every process,
-      also after a restore: it does no I/O, and gives the same for the same end, without `after_read` unless a source that is
-      given has it. Where a source is pickled, it is a function of a module. A job that continues may have more sources behind
-      the last one.
+      also after a restore: it does no I/O, and gives the same for the same end; where no reader reports to discovery, without
+      `after_read` unless a source that is given has it. Where a source is pickled, it is a function of a module. A job that
+      continues may have more sources behind the last one.
     - `boundedness`: of the last one, if a function makes it; UNBOUNDED by default. All others have to end by themselves.
     - `discovery_interval_s`: seconds between two looks for new splits. Default: the shortest of these sources', 300 where a
       function makes one.
@@ -171,8 +171,9 @@ class HybridSource(StagedSource[HybridSplit]):
         return True
 
     def in_one_stage(self) -> HybridSource:
-        """Of its sources each as that says."""
-        return self._changed(methodcaller("in_one_stage"))
+        """Of its sources each as that says. None that a function gives `needs_finished` then, if no other one does."""
+        changed = self._changed(methodcaller("in_one_stage"))
+        return changed if self.needs_finished else changed._changed(_needs_no_finished)
 
     def keyed_by(self, columns: Sequence[str]) -> HybridSource:
         """Of its sources each as that says."""
@@ -325,8 +326,6 @@ class HybridSource(StagedSource[HybridSplit]):
         if not isinstance(source, Source) or isinstance(source, HybridSource):
             raise UsageError(f"the function for stage {stage} of a hybrid source has given {source!r}, and not one source")
         check_needs_no_ends(source, "a hybrid source")
-        if not self.needs_finished:
-            check_needs_no_finished(source, "a function gives it, of which engines do not know that. Give Hybrid the source")
         for change in self._changes:
             source = change(source)
         self.check_columns(stage, source)
@@ -547,6 +546,13 @@ class HybridReader(SourceReader[HybridSplit]):
     def close(self) -> None:
         while self._readers:
             self._readers.popitem()[1].reader.close()
+
+
+def _needs_no_finished(source: Source[Any]) -> Source[Any]:
+    check_needs_no_finished(
+        source, "a function gives it, of which the engine does not know at the start. Give Hybrid the source"
+    )
+    return source
 
 
 def _relabelled(records: pa.RecordBatch) -> pa.RecordBatch:

@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import time
+from contextlib import closing
 from functools import partial
 
 import pyarrow as pa
@@ -385,14 +386,21 @@ def test_a_job_that_starts_at_a_savepoint_reads_the_stage_that_is_added():
     assert [each.split_id for each in discovery.at(following).initial().added] == ["2:c"]
 
 
-def test_files_to_be_removed_are_of_a_source_that_is_given_and_not_of_a_function(tmp_path):
-    """Regression: an engine that does not report what is read to its end deleted them, or kept them."""
+def test_files_to_be_removed_are_of_a_function_where_what_is_read_is_reported(tmp_path):
+    """Regression: a function's source with `after_read` was refused everywhere, and not only where an engine asks ahead."""
     (tmp_path / "a").write_text("1\n")
     removing = FileSource(tmp_path, format="text", after_read="delete")
     assert Hybrid(removing, then=removing).needs_finished
-    source = Hybrid(bounded(LOG), then=lambda _: removing, boundedness=Boundedness.BOUNDED)
+    source = Hybrid(FileSource(tmp_path, format="text"), then=lambda _: removing, boundedness=Boundedness.BOUNDED)
     with pytest.raises(UsageError, match=r"\(after_read\), which is not safe here: .* Give Hybrid the source"):
-        source.source_of(1, END)
+        source.in_one_stage().source_of(1, END)
+    Hybrid(removing, then=lambda _: removing, boundedness=Boundedness.BOUNDED).in_one_stage().source_of(1, END)
+    with closing(EmbeddedRun(source, clock=time.monotonic)) as run:
+        while not run.finished:
+            run.poll(0.1)
+        run.checkpoint()
+        run.checkpoint_completed()
+    assert not list(tmp_path.iterdir())
 
 
 class Keyed(MemorySource):
