@@ -29,7 +29,8 @@ from headrace.enumerator.source import JsonObject
 MOST_REMEMBERED = 50_000
 """Files. Each takes some 14 bytes of a checkpoint."""
 _FAR = 1 << 62
-_NEVER = (-_FAR, 0, 0)
+NEVER = (-_FAR, 0, 0)
+"""Ahead of all files."""
 
 Key: TypeAlias = tuple[int, int, int]
 """A file's place in the order: its time in milliseconds, the digest of its path, and 16 bits of its size and exact time."""
@@ -63,7 +64,7 @@ class Remembered:
     were not found yet.
     """
 
-    def __init__(self, horizon: Key = _NEVER, end: Key | None = None) -> None:
+    def __init__(self, horizon: Key = NEVER, end: Key | None = None) -> None:
         self.horizon, self.end = horizon, end
         self.left: int | None = None
         self._known: dict[int, tuple[int, int]] = {}  # digest of a path to time and version
@@ -72,7 +73,7 @@ class Remembered:
     @property
     def is_in_use(self) -> bool:
         """Whether a file was found by its time."""
-        return bool(self._times) or self.horizon != _NEVER
+        return bool(self._times) or self.horizon != NEVER
 
     def finding(self, key: Key) -> FileStatus:
         """What a file with this key is."""
@@ -142,7 +143,7 @@ class Remembered:
         """What `stored` gave. Raises StateError for anything else."""
         try:
             end = data["end"]
-            made = cls(_key(data["horizon"]), None if end is None else _key(end))
+            made = cls(restored_key(data["horizon"]), None if end is None else restored_key(end))
             made.left = int(data["left"]) if "left" in data else None
             steps = array("q", zlib.decompress(b64decode(data["times"], validate=True)))
             made._times = array("q", accumulate(steps))
@@ -158,6 +159,7 @@ def _arrays() -> tuple[array[int], array[int], array[int]]:
     return array("q"), array("Q"), array("H")
 
 
-def _key(data: Any) -> Key:  # noqa: ANN401 - JSON
+def restored_key(data: Any) -> Key:  # noqa: ANN401 - JSON
+    """What a list of it was. Raises TypeError or ValueError for anything else."""
     time, digest, version = data
     return int(time), int(digest), int(version)

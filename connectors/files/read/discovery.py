@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from itertools import pairwise
 
-from headrace.connectors.files.read.cursor import FileStatus, Key, Remembered, age_order, key_of
+from headrace.connectors.files.read.cursor import NEVER, FileStatus, Key, Remembered, age_order, key_of, restored_key
 from headrace.connectors.files.read.folders import FoundFile
 from headrace.connectors.files.read.plan import FilePlan, is_selected
 from headrace.connectors.files.read.split import FileSplit, shown
@@ -37,6 +37,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         self._remembered = Remembered()
         self._name = ""
         self._patterns = [plan.pattern]
+        self._newest: Key | None = None
         self._handled: set[int] = set()
         self._most_handled = _LEAST_HANDLED
         self._waiting: deque[FoundFile] = deque()
@@ -72,8 +73,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
 
         Lists the folder if the pattern is another one, and raises what that raises, but of a folder that is gone.
         """
-        self._patterns = self._patterns_of(cursor)
-        if self._plan.pattern in self._patterns:
+        if self._plan.pattern in self._patterns_of(cursor):
             return
         self._restore(cursor)
         with suppress(FileNotFoundError):
@@ -92,12 +92,13 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         self._waiting.clear()
         self._handled.clear()
         self._last, self._name = cursor, ""
-        self._remembered, self._patterns = Remembered(), [self._plan.pattern]
+        self._remembered, self._patterns, self._newest = Remembered(), [self._plan.pattern], None
         if cursor is None:
             return
         try:
             readable_version(cursor["version"], _VERSION)
             path, self._name, pinned, found = cursor["path"], str(cursor["name"]), cursor["schema"], cursor["found"]
+            self._newest = restored_key(cursor["newest"]) if "newest" in cursor else None
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"a cursor of files cannot be read: {error!r}") from error
         self._patterns = self._patterns_of(cursor)
@@ -156,8 +157,11 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
             raise missing(f"there is no folder or file {self._plan.path}: create it, or correct the path") from error
         self._check_pattern(listed)
         new = list(self._by_name(listed) if self._plan.order == "name" else self._by_time(listed))
-        if new and self._last is None and not self._plan.watch:
-            self._remembered.end, self._remembered.left = max(map(key_of, new)), len(new)
+        if self._last is None and not self._plan.watch:
+            if self._plan.pattern is not None:
+                self._newest = max(map(key_of, listed), default=NEVER)
+            if new:
+                self._remembered.end, self._remembered.left = max(map(key_of, new)), len(new)
         self._check_left(new)
         if self._plan.pattern not in self._patterns:
             self._patterns.append(self._plan.pattern)
@@ -172,7 +176,9 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
                 raise self._refused(file)
 
     def _left_out(self, listed: list[FoundFile]) -> list[FoundFile]:
-        return [file for file in listed if self._plan.selects_name(file.path) and not self._was_selected(file)]
+        """Not what came later than the listing of a bounded read, as that ends there by any pattern."""
+        found = (file for file in listed if self._plan.selects_name(file.path) and not self._was_selected(file))
+        return [file for file in found if self._newest is None or key_of(file) <= self._newest]
 
     def _was_selected(self, file: FoundFile) -> bool:
         return any(is_selected(file.path, pattern) for pattern in self._patterns)
@@ -192,8 +198,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         left = self._remembered.left
         if left is None:
             return
-        is_same = self._plan.pattern in self._patterns
-        now = len(new) if is_same else sum(map(self._was_selected, new))
+        now = sum(map(self._was_selected, new))
         if now < left:
             why = (
                 f"{self._plan.path} lacks {left - now} of the {left} files that it had at the start and that wait to be read: "
@@ -257,8 +262,11 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
     def _stored(self) -> JsonObject:
         found, schema = self._remembered.stored(), self._plan.pinned_schema
         stored = {"version": _VERSION, "path": self._plan.path, "name": self._name, "schema": schema, "found": found}
+        if self._plan.watch:
+            return stored
         patterns = list(self._patterns)
-        return stored if self._plan.watch else stored | {"pattern": patterns if len(patterns) > 1 else patterns[0]}
+        newest = {} if self._newest is None else {"newest": list(self._newest)}
+        return stored | {"pattern": patterns if len(patterns) > 1 else patterns[0]} | newest
 
     def _count(self, file: FoundFile) -> int:
         parts = -(-file.size // self._plan.split_bytes)
