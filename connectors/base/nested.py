@@ -29,12 +29,9 @@ def visible(values: pa.Array) -> pa.Array:
             list(map(visible, _fields(values))), fields=list(kind), mask=values.is_null() if values.null_count else None
         )
     if types.is_list(kind) or types.is_large_list(kind):
-        return type(values).from_arrays(_offsets(values), visible(values.flatten()), type=kind)
+        return type(values).from_arrays(_offsets(values), visible(_items(values)), type=kind)
     if types.is_map(kind):
-        pairs = pa.StructArray.from_arrays([values.keys, values.items], names=["key", "value"])
-        offsets = pa.concat_arrays([values.offsets])  # Arrow takes no nulls with a slice, and has no filter for views
-        inside = pa.ListArray.from_arrays(offsets, pairs, mask=values.is_null()).flatten()
-        return pa.MapArray.from_arrays(_offsets(values), *map(visible, (inside.field(0), inside.field(1))), type=kind)
+        return pa.MapArray.from_arrays(_offsets(values), *map(visible, _keys_and_items(values)), type=kind)
     return values
 
 
@@ -96,13 +93,12 @@ def unencoded(values: pa.Array) -> pa.Array:
         named = [each.with_type(field.type) for each, field in zip(kind, fields, strict=True)]
         return pa.StructArray.from_arrays(fields, fields=named, mask=values.is_null() if values.null_count else None)
     if types.is_map(kind):
-        inside = visible(values)
-        return pa.MapArray.from_arrays(_offsets(inside), unencoded(inside.keys), unencoded(inside.items))
+        return pa.MapArray.from_arrays(_offsets(values), *map(unencoded, _keys_and_items(values)))
     if types.is_fixed_size_list(kind):  # which Arrow flattens and casts wrong where it is a slice of runs
         whole = pa.FixedSizeListArray.from_arrays(unencoded(values.values), kind.list_size)
         rest = whole.slice(values.offset, len(values))
         return pc.if_else(values.is_valid(), rest, pa.nulls(len(rest), rest.type))
-    return type(values).from_arrays(_offsets(values), unencoded(values.flatten()))
+    return type(values).from_arrays(_offsets(values), unencoded(_items(values)))
 
 
 def _taken(values: pa.Array, places: pa.Array) -> pa.Array:
@@ -113,6 +109,8 @@ def _taken(values: pa.Array, places: pa.Array) -> pa.Array:
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:
+    if types.is_fixed_size_list(kind):  # with views Arrow casts it to one of this size only
+        return pa.list_(_without_views(kind.value_type), kind.list_size)
     return _VIEWS.get(kind) or (with_types(kind, _without_views) if _has_view(kind) else kind)
 
 
@@ -178,7 +176,7 @@ def _required(values: pa.Array, kind: pa.DataType, hidden: pa.Array | None) -> p
         fields = [_field(values.field(place), kind.field(place), null) for place in range(kind.num_fields)]
         return pa.StructArray.from_arrays(fields, fields=list(kind), mask=values.is_null() if values.null_count else None)
     if types.is_list(kind) or types.is_large_list(kind):
-        return type(values).from_arrays(_offsets(values), _required(values.flatten(), kind.value_type, None), type=kind)
+        return type(values).from_arrays(_offsets(values), _required(_items(values), kind.value_type, None), type=kind)
     if types.is_map(kind):
         keys, items = _required(values.keys, kind.key_type, None), _required(values.items, kind.item_type, None)
         return pa.MapArray.from_arrays(_offsets(values), keys, items, type=kind)
@@ -217,6 +215,19 @@ def _fields(record: pa.StructArray) -> list[pa.Array]:
     """With nulls where the record is null, but in fields that are never null."""
     shown = record_fields(record)
     return [shown[place] if each.nullable else record.field(place) for place, each in enumerate(record.type)]
+
+
+def _items(lists: pa.Array) -> pa.Array:
+    """Of all lists but nulls. Where there are none Arrow makes dictionaries of other indices, or cannot."""
+    return lists.flatten() if pc.sum(pc.list_value_length(lists)).as_py() else lists.values.slice(0, 0)
+
+
+def _keys_and_items(maps: pa.MapArray) -> tuple[pa.Array, pa.Array]:
+    """Of all maps but nulls."""
+    pairs = pa.StructArray.from_arrays([maps.keys, maps.items], names=["key", "value"])
+    offsets = pa.concat_arrays([maps.offsets])  # Arrow takes no nulls with a slice, and has no filter for views
+    inside = _items(pa.ListArray.from_arrays(offsets, pairs, mask=maps.is_null()))
+    return inside.field(0), inside.field(1)
 
 
 def _offsets(lists: pa.Array) -> pa.Array:

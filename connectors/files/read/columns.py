@@ -272,7 +272,10 @@ def _own(on_bad: BadRecords) -> dict[str, pa.DataType]:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """A schema without metadata, dictionaries, and columns that cannot be null; a column without any value is text."""
+    """A schema without metadata, dictionaries, and columns that cannot be null; a column without any value is text.
+
+    Raises UsageError for a type that Arrow has no values of.
+    """
     return pa.schema([pa.field(each.name, _plain(each.type)) for each in schema])
 
 
@@ -288,6 +291,11 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         return pa.large_list(_plain(kind.value_type))
     if types.is_map(kind):
         return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
+    if types.is_fixed_size_list(kind):
+        inner = _plain(kind.value_type)
+        return kind if inner == kind.value_type else pa.list_(inner, kind.list_size)
+    if (types.is_list_view(kind) or types.is_large_list_view(kind)) and "run_end_encoded<" in str(kind):
+        raise UsageError(f"Arrow makes no batch of {kind}: give the schema, without this column")
     return pa.list_(_plain(kind.value_type)) if types.is_list(kind) else kind
 
 

@@ -100,7 +100,9 @@ class _OpenPiece:
             return SplitBatch(self.split, _no_rows(self._plan.columns.schema), finished=True)
         try:
             batch = self._batch(found)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:  # times that the type lacks; what it does not cast
+        except MemoryError:  # Arrow's, too
+            raise
+        except pa.ArrowException as error:  # times that the type lacks; what it does not cast
             rest, is_last = self._bad_file(error), True
             batch = _no_rows(self._plan.columns.schema) if rest is None else self._batch(rest)
         return SplitBatch(self.split, batch, is_last)

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from threading import Barrier
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from pyarrow import fs as arrow_fs
 
 from headrace.connectors.base.nested import unencoded
 from headrace.connectors.files.read import lines
+from headrace.connectors.files.read.columns import FileColumns
 from headrace.connectors.files.read.formats import ReadFormat
 from headrace.connectors.files.read.lines import (
     CsvDecoder,
@@ -420,6 +422,25 @@ ENCODED = {
     "a list": pa.ListArray.from_arrays(pa.array([0, 2, None, 2, 3, 5], pa.int32()), runs_of(pa.array(["x", "y"]))),
     "a record": pa.StructArray.from_arrays([runs_of(NESTED)], ["a"], mask=pa.array([False, True, False, False, False])),
     "a map": pa.MapArray.from_arrays(pa.array([0, 1, 1, 2, 4, 5]), pa.array([*"abcde"]), runs_of(pa.array([1, 2]))),
+    "a list of a fixed size, of runs": pa.FixedSizeListArray.from_arrays(runs_of(pa.array(["x", None])), 1),
+    "a list of a fixed size, of a dictionary": pa.FixedSizeListArray.from_arrays(
+        pa.DictionaryArray.from_arrays(PLACES, pa.array([{"a": 1}, None])), 1
+    ),
+    "a dictionary of lists of a fixed size, of views": pa.DictionaryArray.from_arrays(
+        PLACES, pa.array([["x"], None], pa.list_(pa.string_view(), 1))
+    ),
+    "a list of a dictionary of unsigned indices": pa.ListArray.from_arrays(
+        pa.array([0, 2, None, None, 3, 5], pa.int32()),
+        pa.DictionaryArray.from_arrays(pa.array([0, 1, 0, 0, 1], pa.uint16()), pa.array(["x", "y"])),
+    ),
+    "nulls in place of lists of a dictionary of lists": pa.ListArray.from_arrays(
+        pa.array([0, None, None, 0], pa.int32()), pa.DictionaryArray.from_arrays(PLACES, NESTED)
+    ),
+    "nulls in place of records of runs, in a map": pa.MapArray.from_arrays(
+        pa.array([0, None, 2, 5], pa.int32()),
+        pa.array([*"abcde"]),
+        pa.StructArray.from_arrays([runs_of(pa.array([1, 2]))], ["r"], mask=pa.array([True, False, False, True, False])),
+    ),
 }
 
 
@@ -431,6 +452,26 @@ def test_encodings_that_arrow_casts_from_none_are_decoded(tmp_path, column, batc
         writer.write(pa.record_batch([column], ["x"]))
     expected = [value.as_py() for value in column]
     assert rows(FileSource(tmp_path, format="arrow", batch_rows=batch_rows)) == expected
+
+
+def test_views_of_lists_of_runs_are_refused_by_their_type(tmp_path):
+    """Regression: it was Arrow's error as a batch without rows was made."""
+    column = pa.ListViewArray.from_arrays([0, 1], [1, 1], runs_of(pa.array(["x", "y"])))
+    with pa.ipc.new_file(tmp_path / "1", pa.schema([("x", column.type)])) as writer:
+        writer.write(pa.record_batch([column], ["x"]))
+    with pytest.raises(UsageError, match=r"Arrow makes no batch of list_view<item: run_end_encoded<.*: give the schema"):
+        rows(FileSource(tmp_path, format="arrow"))
+
+
+@pytest.mark.parametrize("kind", [pa.ArrowTypeError, pa.ArrowKeyError, pa.ArrowNotImplementedError])
+def test_whatever_arrow_raises_of_columns_is_a_bad_record(tmp_path, monkeypatch, kind):
+    """Regression: an error of a kind that was not expected ended the run, also where bad records are skipped."""
+    (tmp_path / "1").write_text("x\n")
+    monkeypatch.setattr(FileColumns, "batch", Mock(side_effect=kind("injected")))
+    source = FileSource(tmp_path, format="text", on_bad_record="skip")
+    assert rows(source) == []
+    with pytest.raises(BadRecordError, match="1, record 0: the file cannot be read here: injected"):
+        rows(FileSource(tmp_path, format="text"))
 
 
 def test_slices_of_lists_of_a_fixed_size_with_runs_are_decoded():
