@@ -46,11 +46,12 @@ class Location:
     """Where a schema is: what its references are relative to, and the dialect.
 
     `_documents`: those that there are, by the names that were given for them, which a `$ref` may use as they are.
-    `_shared`: the addresses that several of them have.
+    `_written`: those of each own `$id`, as it is written. `_shared`: the addresses that several of them have.
     """
 
     _resolver: Resolver[Any]
     _documents: Mapping[str, tuple[Any, Location]]
+    _written: Mapping[str, Sequence[tuple[Any, Location]]]
     _shared: Set[str]
     _dialect: Specification[Any]
 
@@ -77,7 +78,7 @@ class Location:
         """
         if url in self._documents:
             return self._documents[url]
-        written = [each for each in self._documents.values() if _own_id(each[0], each[1]._dialect) == url]
+        written = self._written.get(url, ())
         try:
             found, at = self._found(url)
         except LookupError:
@@ -114,15 +115,18 @@ def located(document: Any, references: Mapping[str, Any]) -> Location:  # noqa: 
     for name, each in reversed(every.items()):  # of one $id that is there twice, the document has it
         registry = _with(registry, addresses[name], _dialect(each, dialect).create_resource(each))
     documents: dict[str, tuple[Any, Location]] = {}
+    written: dict[str, list[tuple[Any, Location]]] = {}
     shared: set[str] = set()
     for name, each in every.items():
         own, resolving = _dialect(each, dialect), registry
-        bases = (_joined(addresses[name], _own_id(each, own)), addresses[name])
+        own_id = _own_id(each, own)
+        bases = (_joined(addresses[name], own_id), addresses[name])
         base = next((url for url in bases if url in registry and registry.contents(url) == each), None)
         if base is None:
             base, resolving = bases[0], _with(registry, bases[0], own.create_resource(each))
             shared.update(bases)
-        documents[name] = (each, Location(resolving.resolver(base), documents, shared, own))
+        documents[name] = (each, Location(resolving.resolver(base), documents, written, shared, own))
+        written.setdefault(own_id, []).append(documents[name])
     return documents[""][1]
 
 

@@ -17,6 +17,7 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 from referencing.jsonschema import specification_with
 
+from headrace.connectors.formats import json_references
 from headrace.connectors.formats.registry import client
 from headrace.enumerator.errors import UsageError
 from headrace.formats import JsonSchemaFormat, RegisteredJsonFormat, SchemaRegistry, create_format
@@ -289,6 +290,17 @@ def test_a_document_is_found_by_the_name_it_was_given_whatever_the_base():
     for url in ("leg.json", "https://air/leg.json", "http://air/s/leg.json"):
         there = made({"$id": BASE, **obj(leg={"$ref": url})}, references=texts)
         assert str(there.arrow_type) == "struct<leg: struct<to: string>>"
+
+
+def test_the_documents_are_looked_through_once_for_all_references(monkeypatch):
+    """Regression: for each reference the `$id` of each document was made again."""
+    asked = []
+    own_id = json_references._own_id
+    monkeypatch.setattr(json_references, "_own_id", lambda *each: asked.append(each) or own_id(*each))
+    texts = {f"t{number}": json.dumps({"$id": f"http://x/{number}.json", "type": "string"}) for number in range(5)}
+    fields = {f"{field}": {"$ref": f"http://x/{field % 5}.json"} for field in range(50)}
+    assert made({"$id": "http://x/all.json", **obj(**fields)}, references=texts).arrow_type.num_fields == 50
+    assert len(asked) == 2 + len(texts)  # the document's own is the base of all names, too
 
 
 def test_one_id_that_several_schemas_have_gives_none_of_them_the_parts_of_another():
