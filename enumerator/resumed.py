@@ -115,7 +115,7 @@ class ResumedIncrementalDiscovery(IncrementalDiscovery[SplitT]):
         left = [state.split for state in self._checkpoint.splits if not state.finished]
         is_over = _is_over(self._source, self._checkpoint)
         if is_over:
-            _ask_of_cursor(self._source, self._checkpoint)
+            _tell_final(self._source, self._checkpoint)
         return DiscoveryResult(
             left, complete=is_over, cursor=self._checkpoint.cursor, more=not is_over, stage=self._checkpoint.stage
         )
@@ -162,12 +162,14 @@ def _is_over(source: Source[SplitT], positions: Checkpoint[SplitT]) -> bool:
     return positions.exhausted and source.boundedness is Boundedness.BOUNDED
 
 
-def _ask_of_cursor(source: Source[SplitT], positions: Checkpoint[SplitT]) -> None:
+def _tell_final(source: Source[SplitT], positions: Checkpoint[SplitT]) -> None:
+    """A cursor is one of the stage's source, splits are those of all."""
     if positions.cursor is None:
+        source.on_positions_final(None, [state.split for state in positions.splits])
         return
     stage = positions.stage
     asked = source.source_of(stage.number, stage.end) if stage is not None and isinstance(source, StagedSource) else source
-    asked.on_cursor_final(positions.cursor)
+    asked.on_positions_final(positions.cursor, ())
 
 
 def _followed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
@@ -212,8 +214,7 @@ def selected(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoin
     """
     found = _selected(source, positions)
     if found.exhausted:
-        source.on_splits_final([state.split for state in found.splits])
-        _ask_of_cursor(source, found)
+        _tell_final(source, found)
     return found
 
 

@@ -328,15 +328,9 @@ class Source(ABC, Generic[SplitT]):
     def on_splits_missing(self, splits: Sequence[SplitT]) -> None:
         """Known splits have vanished. Raise DataLossError to stop the job, or return to continue. Coordinator's process."""
 
-    def on_splits_final(self, splits: Sequence[SplitT]) -> None:
-        """A checkpoint with these is continued, and no split will be added. Warn of what else is asked for, as it is not read.
-
-        Coordinator's process; does no I/O. Default: does nothing.
-        """
-
-    def on_cursor_final(self, cursor: JsonObject) -> None:
-        """A checkpoint with this cursor is continued, and nothing behind it will be discovered. Raise StateError for what is
-        asked for now and would not be read.
+    def on_positions_final(self, cursor: JsonObject | None, splits: Sequence[SplitT]) -> None:
+        """A checkpoint with these, as `end` has them, is continued, and nothing else will be discovered. Warn of what is asked
+        for now and is not read, or raise StateError.
 
         Coordinator's process; may contact the source, and raises what that raises. Default: does nothing.
         """

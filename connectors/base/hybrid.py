@@ -265,11 +265,11 @@ class HybridSource(StagedSource[HybridSplit]):
         for source, inner in self._by_stage(splits).values():
             source.on_splits_missing(inner)
 
-    def on_splits_final(self, splits: Sequence[HybridSplit]) -> None:
+    def on_positions_final(self, cursor: JsonObject | None, splits: Sequence[HybridSplit]) -> None:
         """As the last one's source."""
         for stage, (source, inner) in self._by_stage(splits).items():
             if stage == self.last_stage:
-                source.on_splits_final(inner)
+                source.on_positions_final(cursor, inner)
 
     def confirm_deleted(self, splits: Sequence[HybridSplit]) -> frozenset[str]:
         """As the stages' sources."""

@@ -286,7 +286,7 @@ class SplitPlanner(SourcePlanner[SplitT]):
     def _look(self, backlog: Unread[SplitT]) -> Unread[SplitT]:
         """The backlog with what is new. Where there is enough for a batch already, there is no need to look."""
         if backlog.exhausted and backlog.cursor is not None and self._looked_at == -math.inf:  # once, by a query that continues
-            self._source.on_cursor_final(backlog.cursor)
+            self._source.on_positions_final(backlog.cursor, ())
             self._looked_at = self._clock()
         if backlog.exhausted or self._is_pinned or not (backlog.more or self._is_due()):
             return backlog

@@ -155,9 +155,10 @@ class FileSource(Source[FileSplit]):
         """A reader of pieces of files."""
         return FileReader(self.plan)
 
-    def on_cursor_final(self, cursor: JsonObject) -> None:
+    def on_positions_final(self, cursor: JsonObject | None, splits: Sequence[FileSplit]) -> None:
         """Refuse files that a pattern selects now, and did not when they were found. Raises what listing the folder raises."""
-        self.create_discovery().check_final(cursor)
+        if cursor is not None:
+            self.create_discovery().check_final(cursor)
 
     def end(self, cursor: JsonObject | None, splits: Sequence[FileSplit]) -> JsonObject:
         """{"newest_modified_ms": when the newest file was modified, None where there was none}."""

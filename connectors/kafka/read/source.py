@@ -50,7 +50,7 @@ from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableEr
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.pauses import POLL_TIMEOUT_S
 from headrace.enumerator.resumed import resumed
-from headrace.enumerator.source import Boundedness, LogSource, SourceReader
+from headrace.enumerator.source import Boundedness, JsonObject, LogSource, SourceReader
 
 log = logging.getLogger(__name__)
 
@@ -400,7 +400,7 @@ class KafkaSource(LogSource[KafkaSplit]):
             raise DataLossError(f"{message}. {ALLOW_LOSS}")
         log.warning("%s; continuing without them", message)
 
-    def on_splits_final(self, splits: Sequence[KafkaSplit]) -> None:
+    def on_positions_final(self, cursor: JsonObject | None, splits: Sequence[KafkaSplit]) -> None:
         """Warn of topics and partitions that are named, and are not among these."""
         topics, partitions = {split.topic for split in splits}, {(split.topic, split.partition) for split in splits}
         match self.subscription:

@@ -201,11 +201,11 @@ class Asked(MemorySource):
         self.note("deleted", splits)
         return frozenset({"a"}) & {split.split_id for split in splits}
 
-    def on_splits_final(self, splits):
-        self.note("final", splits)
-
-    def on_cursor_final(self, cursor):
-        self.asked.append(("cursor", cursor))
+    def on_positions_final(self, cursor, splits):
+        if cursor is None:
+            self.note("final", splits)
+        else:
+            self.asked.append(("cursor", cursor))
 
     def check_readable(self, splits):
         self.note("readable", splits)
@@ -232,7 +232,7 @@ def test_each_source_is_asked_of_its_own_splits():
     asked = ("deleted", "missing", "readable", "finished", "completed")
     assert first.asked == [(what, ["b"]) for what in asked]
     assert second.asked == [(what, ["a", "c"]) for what in asked]
-    source.on_splits_final(splits)
+    source.on_positions_final(None, splits)
     assert (len(first.asked), second.asked[-1]) == (5, ("final", ["a", "c"])), "of an earlier stage all are read"
     stage = Stage(1, "second", {}, in_pieces=False, is_found=False)
     selected(source, Checkpoint(1, (), exhausted=True, cursor={"at": 1}, stage=stage))

@@ -588,7 +588,7 @@ def test_a_bounded_source_is_asked_once_what_it_leaves_out(tmp_path: Path, monke
     wider.offsets = again.offsets = first.offsets
     with pytest.raises(StateError, match="has left out b1: keep that pattern"):
         wider.plan()
-    monkeypatch.setattr(FileSource, "on_cursor_final", lambda _, cursor: asked.append(cursor))
+    monkeypatch.setattr(FileSource, "on_positions_final", lambda _, cursor, __: asked.append(cursor))
     assert not again.plan()
     assert not again.plan()
     assert len(asked) == 1
