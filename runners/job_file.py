@@ -6,9 +6,10 @@ import ast
 import importlib.util
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source_driver import can_pass
@@ -21,16 +22,29 @@ def named_in_file(text: str) -> tuple[str, str] | None:
     return (path, name) if path.endswith(".py") and name.isidentifier() else None
 
 
-def load_file(path: Path, name: str) -> ModuleType:
+class _TextLoader(SourceFileLoader):
+    """Loads a text that was read from its file before. Python's own loader reads the file, or the cache of a later version."""
+
+    def __init__(self, name: str, path: str, text: bytes) -> None:
+        super().__init__(name, path)
+        self._text = text
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self._text, self.path)
+
+
+def load_file(path: Path, name: str, text: bytes | None = None) -> ModuleType:
     """The module of this file, which is `sys.modules[name]` from now on, so that what the file defines can be pickled.
 
-    The one that is there already, if it is of this file. Raises ImportError for what is not a Python file, and what the file
-    raises: then `name` is in `sys.modules` what it was before.
+    The one that is there already, if it is of this file. `text`: what the file had when it was read; by default it is read now.
+    Raises ImportError for what is not a Python file, and what the file raises: then `name` is in `sys.modules` what it was
+    before.
     """
     before = sys.modules.get(name)
     if before is not None and getattr(before, "__file__", None) == str(path):
         return before
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = None if text is None else _TextLoader(name, str(path), text)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
@@ -50,14 +64,18 @@ def load_file(path: Path, name: str) -> ModuleType:
 
 @dataclass(frozen=True)
 class PipelineFile:
-    """A pipeline that a Python file has under a name. Each process of a run loads the file again."""
+    """A pipeline that a Python file has under a name.
+
+    Each process of a run loads the file's text again: that of the run's start, so that all have one version of it.
+    """
 
     path: Path
     name: str
+    text: bytes = field(repr=False)
 
     @classmethod
     def parse(cls, text: str) -> PipelineFile:
-        """`job.py:pipeline`. Raises UsageError for something else, or a file that is not there."""
+        """`job.py:pipeline`. Raises UsageError for something else, or a file that is not there or may not be read."""
         found = named_in_file(text)
         if found is None:
             raise UsageError(f"a pipeline is named by its file and its variable, such as job.py:pipeline, not {text!r}")
@@ -65,7 +83,10 @@ class PipelineFile:
         file = Path(path).absolute()
         if not file.is_file():
             raise UsageError(f"{path}: there is no such file")
-        return cls(file, name)
+        try:
+            return cls(file, name, file.read_bytes())
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error}") from error
 
     def load(self) -> PipelineSpec:
         """The pipeline. Raises UsageError where the file has none of this name, and for what the file raises; but an error that
@@ -78,11 +99,11 @@ class PipelineFile:
     def modules(self) -> list[str]:
         """What its processes may have loaded before they are forked: headrace's own modules that the file names.
 
-        Raises UsageError for a file that may not be read, or is not a Python.
+        Raises UsageError for a file that is not Python.
         """
         try:
-            tree = ast.parse(self.path.read_bytes(), str(self.path))
-        except (OSError, SyntaxError, ValueError) as error:
+            tree = ast.parse(self.text, str(self.path))
+        except (SyntaxError, ValueError) as error:
             raise UsageError(f"{self.path} cannot be read as Python: {error}") from error
         found = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
         found += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]
@@ -92,7 +113,7 @@ class PipelineFile:
         stem = self.path.stem
         taken = stem in sys.modules and getattr(sys.modules[stem], "__file__", None) != str(self.path)
         try:
-            return load_file(self.path, f"__headrace_{stem}__" if taken else stem)
+            return load_file(self.path, f"__headrace_{stem}__" if taken else stem, self.text)
         except (Exception, SystemExit) as error:
             if can_pass(error):
                 raise  # an outage (of a schema registry): another try may do better, which no mistake of the file would

@@ -1521,13 +1521,36 @@ def test_a_pipeline_is_found_by_its_file_and_name(tmp_path):
 def test_a_file_that_cannot_be_loaded_is_named_with_its_line(tmp_path):
     file = tmp_path / "a_broken_job.py"
     file.write_text("import headrace.kafka\nfrom headrace.testing import MemoryLog\n1 / 0\n")
-    assert PipelineFile(file, "pipeline").modules() == ["headrace.kafka", "headrace.testing"]
+    job = PipelineFile.parse(f"{file}:pipeline")
+    assert job.modules() == ["headrace.kafka", "headrace.testing"]
     with pytest.raises(UsageError, match=r"a_broken_job.py cannot be loaded: ZeroDivisionError: .*a_broken_job.py:3\)"):
-        PipelineFile(file, "pipeline").load()
+        job.load()
     file.write_text("def\n")
-    for wrong in (file, tmp_path):
-        with pytest.raises(UsageError, match="cannot be read as Python"):
-            PipelineFile(wrong, "pipeline").modules()
+    with pytest.raises(UsageError, match="cannot be read as Python"):
+        PipelineFile.parse(f"{file}:pipeline").modules()
+
+
+@pytest.mark.parametrize("later", ["pipeline = 'of the next start'\n", "pipeline = Pipe("])
+def test_a_run_keeps_the_file_that_it_was_started_with(tmp_path, later):
+    """Regression: a replaced worker loaded the edited file, so one run had two versions, or ended where it was half written."""
+    file = tmp_path / "an_edited_job.py"
+    file.write_text(
+        "from headrace import Pipeline\nfrom headrace.testing import *\n"
+        "pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))\n"
+    )
+    job = PipelineFile.parse(f"{file}:pipeline")
+    file.write_text(later)
+    sent = pickle.loads(pickle.dumps(job))
+    assert sent.modules() == ["headrace.testing"]
+    assert isinstance(sent.load(), Pipeline)
+
+
+def test_a_file_that_may_not_be_read_is_a_usage_error(tmp_path, monkeypatch):
+    file = tmp_path / "a_secret_job.py"
+    file.touch()
+    monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError(errno.EACCES, "injected")))
+    with pytest.raises(UsageError, match=r"a_secret_job\.py cannot be read: .*injected"):
+        PipelineFile.parse(f"{file}:pipeline")
 
 
 def test_run_in_a_process_of_the_run_is_refused(monkeypatch, tmp_path):
