@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic
 
 from headrace.enumerator import events as ev
-from headrace.enumerator.errors import DeadlineExceededError, ProtocolViolationError, StateError, is_retriable
+from headrace.enumerator.errors import DeadlineExceededError, HeadraceError, ProtocolViolationError, StateError, is_retriable
 from headrace.enumerator.source import (
     DiscoveryResult,
     IncrementalDiscovery,
@@ -49,8 +49,16 @@ def can_pass(error: BaseException) -> bool:
     return is_retriable(error) or isinstance(error, DeadlineExceededError)
 
 
+def is_refusal(error: BaseException) -> bool:
+    """What a source or its peer may answer, also for good; anything else is a bug."""
+    return isinstance(error, HeadraceError | OSError)
+
+
 class PositionPublisher(Generic[SplitT]):
-    """Publishes durable positions. A failure that is tolerated is logged once; the next positions are another try."""
+    """Publishes durable positions. A failure that is tolerated is logged once; the next positions are another try.
+
+    `failure`: what the last try has met, if it was tolerated.
+    """
 
     def __init__(self, source: Source[SplitT], failures: FailureLog, tolerates: Callable[[Exception], bool] = can_pass) -> None:
         """`failures` is for this source's publishing alone. Default of `tolerates`: what is transient."""
@@ -58,6 +66,7 @@ class PositionPublisher(Generic[SplitT]):
         self._failures = failures
         self._tolerates = tolerates
         self._unpublished: Sequence[SplitT] = ()
+        self.failure: Exception | None = None
 
     @property
     def has_unpublished(self) -> bool:
@@ -69,12 +78,13 @@ class PositionPublisher(Generic[SplitT]):
 
     def publish(self, splits: Sequence[SplitT]) -> bool:
         """Publish these positions. False if that has failed for now. Raises what is not tolerated."""
-        self._unpublished = splits
+        self._unpublished, self.failure = splits, None
         try:
             self._source.checkpoint_completed(splits)
         except Exception as error:
             if not self._tolerates(error):
                 raise
+            self.failure = error
             level = logging.WARNING if self._failures.failed() else logging.DEBUG
             log.log(level, "positions of %s could not be published now, later ones will be tried: %s", self._source.name, error)
             return False
@@ -103,20 +113,28 @@ class SourceDriver(Generic[SplitT]):
     """Carries out the commands that concern the source. One thread at a time may call `perform` with a discovery command."""
 
     def __init__(
-        self, source: Source[SplitT], discovery: SplitDiscovery[SplitT], discovery_failures: FailureLog | None = None
+        self,
+        source: Source[SplitT],
+        discovery: SplitDiscovery[SplitT],
+        discovery_failures: FailureLog | None = None,
+        *,
+        tolerates: Callable[[Exception], bool] = can_pass,
     ) -> None:
-        """`discovery_failures` is for a runner whose drivers share one, as they come and go. Default: one for this driver."""
+        """`discovery_failures` is for a runner whose drivers share one, as they come and go. Default: one for this driver.
+
+        `tolerates`: what a failure to publish positions may be, see `PositionPublisher`.
+        """
         self._source = source
         self._discovery = discovery
         self._discovery_failures = discovery_failures or FailureLog()
         self._finishing_failures = FailureLog()
-        self.publisher = PositionPublisher(source, FailureLog())
+        self.publisher = PositionPublisher(source, FailureLog(), tolerates)
 
     def perform(self, command: ev.SourceCommand[SplitT]) -> ev.SourceAnswer[SplitT] | None:
         """Carry out one command. Returns the event that answers it, if any.
 
-        Raises what the source raises of missing splits, and of positions and finished splits that it refuses for good; and
-        MemoryError.
+        Raises what the source raises of missing splits and, for good, of finished ones; what publishing has met that is not
+        tolerated; and MemoryError.
         """
         match command:
             case ev.DiscoverInitial(limit):

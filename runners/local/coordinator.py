@@ -33,7 +33,7 @@ from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
 from headrace.enumerator.errors import HeadraceError, RetriableError, StateError, UsageError
 from headrace.enumerator.resumed import resumed, selected
-from headrace.enumerator.source_driver import SourceDriver
+from headrace.enumerator.source_driver import SourceDriver, can_pass, is_refusal
 from headrace.runners.job_file import PipelineFile
 from headrace.runners.local import events as run
 from headrace.runners.local.balanced import BalancedEnumerator, BalancedPieces
@@ -246,7 +246,7 @@ class _Coordination:
         self._rescaling = Rescaling(settings.folder, settings.workers, order.passed_over)
         self._replanning = Replanning(order.replanned)
         self._asked_s = time.monotonic()
-        self._driver = SourceDriver(pipeline.source, pipeline.source.create_discovery())
+        self._driver = SourceDriver(pipeline.source, pipeline.source.create_discovery(), tolerates=is_refusal)
         self._commits = ThreadPoolExecutor(1, "commits")
         self._asking = ThreadPoolExecutor(1, "discovery")
         number = store.registry.next_number
@@ -329,20 +329,22 @@ class _Coordination:
         """Wait some time for the last positions of a run that has ended well: no later ones are another try."""
         if self._outcome is None or self._outcome.error is not None or not self._stored_id:
             return  # without a checkpoint there are none, and the first discovery may keep its thread for a minute
-        deadline_s = time.monotonic() + PUBLISH_S
+        deadline_s, publisher = time.monotonic() + PUBLISH_S, self._driver.publisher
+        reason = f"not within {PUBLISH_S:g} s"
 
         def publish() -> None:
-            while not self._driver.publisher.publish_again() and time.monotonic() < deadline_s:
+            while not publisher.publish_again() and time.monotonic() < deadline_s:
+                if publisher.failure is not None and not can_pass(publisher.failure):
+                    raise publisher.failure
                 time.sleep(0.5)
 
-        reason = f"not within {PUBLISH_S:g} s"
         try:
             self._asking.submit(publish).result(PUBLISH_S)
         except TimeoutError:
             pass  # it ends with this process
         except Exception as error:  # noqa: BLE001 - the run has ended well: its positions are in its checkpoint
             reason = str(error)
-        if self._driver.publisher.has_unpublished:
+        if publisher.has_unpublished:
             log.warning(
                 "the positions of the last checkpoint are not published (%s): a group shows earlier ones until the run is "
                 "started again; the checkpoint itself is complete",

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Generic
 
 from headrace.enumerator.checkpoint import CheckpointSerializer
-from headrace.enumerator.errors import HeadraceError
 from headrace.enumerator.resumed import resumed_discovery
 from headrace.enumerator.source import DiscoveryResult, Source, SplitDiscovery
-from headrace.enumerator.source_driver import FailureLog, PositionPublisher
+from headrace.enumerator.source_driver import FailureLog, PositionPublisher, is_refusal
 from headrace.enumerator.split import SplitT
 
 log = logging.getLogger(__name__)
@@ -54,8 +53,7 @@ class SourcePlanner(Generic[SplitT]):
         self._source, self._savepoint = source, savepoint
         self._discovery = source.create_discovery()
         self._outages, self._inconclusive = FailureLog(), FailureLog()
-        tolerated = HeadraceError, OSError
-        self._publisher = PositionPublisher(source, FailureLog(), lambda error: isinstance(error, tolerated))
+        self._publisher = PositionPublisher(source, FailureLog(), is_refusal)
         self._pins_end = False
         self._savepoint_is_unused = savepoint is not None
 

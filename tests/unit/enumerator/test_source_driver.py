@@ -14,14 +14,13 @@ from headrace.enumerator.errors import (
     CorruptDataError,
     DataLossError,
     DeadlineExceededError,
-    HeadraceError,
     ProtocolViolationError,
     RetriableError,
     StateError,
 )
 from headrace.enumerator.pauses import DISCOVERY_RETRY_MAX_S, DISCOVERY_RETRY_S, DiscoveryPauses
 from headrace.enumerator.source import IncrementalDiscovery, SplitDiscovery
-from headrace.enumerator.source_driver import FailureLog, PositionPublisher, SourceDriver
+from headrace.enumerator.source_driver import FailureLog, PositionPublisher, SourceDriver, is_refusal
 from headrace.testing.memory import MemorySplit
 
 LOST = RetriableError("no leader")
@@ -240,11 +239,12 @@ def test_a_publisher_says_whether_positions_are_published_so_that_a_runner_can_k
 
 
 def test_a_runner_may_tolerate_more(caplog):
-    """No failure to publish stops a query of Spark, but for a bug."""
+    """No failure to publish stops a query of Spark or `headrace run`, but for a bug."""
     refused, bug = AuthenticationError("Read was revoked"), ValueError("a bug")
     source = ScriptedSource(fails=[refused, bug])
-    publisher = PositionPublisher(source, FailureLog(), lambda error: isinstance(error, HeadraceError | OSError))
+    publisher = PositionPublisher(source, FailureLog(), is_refusal)
     assert not publisher.publish([A])
+    assert publisher.failure is refused
     with pytest.raises(ValueError, match="a bug"):
         publisher.publish([A])
     assert len(warnings(caplog)) == 1

@@ -24,6 +24,8 @@ from tests.unit.local.test_processes import COMMAND, Run, living, produce, seen
 pytestmark = [pytest.mark.full, pytest.mark.timeout(120)]
 
 COORDINATOR_LOAD_IN_PROGRESS = 14
+UNKNOWN_MEMBER_ID = 25
+GROUP_AUTHORIZATION_FAILED = 30
 
 JOB = """
 from headrace import Pipeline
@@ -69,12 +71,25 @@ def test_a_run_that_ends_waits_until_its_group_has_the_last_positions(kafka, tmp
 
 
 def test_a_run_that_ends_says_which_positions_its_group_does_not_have(kafka, tmp_path):
-    refused = kafka.fault("OffsetCommit", Refuse(30), times=1000)
-    # The only checkpoint is the last one: an earlier one that is refused ends the run.
-    status, log = ended(Run(kafka, tmp_path, workers=1, job=job(kafka), interval="1 h"))
+    refused = kafka.fault("OffsetCommit", Refuse(GROUP_AUTHORIZATION_FAILED), times=1000)
+    status, log = ended(Run(kafka, tmp_path, workers=1, job=job(kafka)))
     assert refused.fired
     assert status == 0
     assert "the positions of the last checkpoint are not published" in log
+    assert seen(kafka) == Counter(range(30))
+
+
+@pytest.mark.parametrize("code", [GROUP_AUTHORIZATION_FAILED, UNKNOWN_MEMBER_ID])
+def test_a_group_that_refuses_offsets_for_a_while_is_one_warning_of_a_run(kafka, tmp_path, code):
+    """Regression: a right that was taken away ended the run, a consumer of the group restarted it at each checkpoint."""
+    refused = kafka.fault("OffsetCommit", Refuse(code), times=5)
+    with Run(kafka, tmp_path, workers=1, job=job(kafka, stop="None")) as run:
+        run.wait(lambda: refused.fired == 5, "commits that are refused")
+        run.wait(lambda: set(kafka.committed("g").values()) == {10}, "the commit of the same positions again")
+        run.stop()
+    log = run.log.read_text()
+    assert (log.count("could not be published now"), log.count("are published again")) == (1, 1)
+    assert "starts again" not in log
     assert seen(kafka) == Counter(range(30))
 
 
