@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from headrace.cli.durable_lists import DurableLists, read_lists
 from headrace.cli.options import ClientOptions, CommitTopic, Prefix, Yes, connect, grouped
 from headrace.cli.output import Listing, confirm, note, show
 from headrace.cli.transactions import complete, kafka_sink, plan_commit
-from headrace.connectors.base.jobs import check_job
+from headrace.connectors.base.jobs import check_job, is_part_of, owner_of
 from headrace.connectors.kafka.write import names
 from headrace.enumerator.errors import StateError
 
@@ -82,31 +83,49 @@ def forget(
     sink = kafka_sink(client.client_properties(), prefix, commit_topic)
     cluster = connect(sink.config)
     lists = read_lists(cluster, commit_topic)
-    ids = [found.transactional_id for found in Transactions(cluster).listing(f"{prefix}.{check_job(job)}.")]
+    ids = [found.transactional_id for found in Transactions(cluster).listing(f"{prefix}.{check_job(job)}")]
     candidates = {names.EACH_ROWS_TOPIC, *(topic or ()), *cluster.topics(re.compile(".*"))}
-    destinations = known_destinations(recorded_digests(lists, ids, prefix, job), candidates)
+    digests = recorded_digests(lists, ids, prefix, job)
+    destinations = {part: known_destinations(own, candidates) for part, own in sorted(digests.items())}
     if not destinations:
         raise StateError(
             f"nothing is known of job {job} with the prefix {prefix}: no list in {commit_topic}, no transactional id"
         )
     for key, commits in lists.lists.items():
-        if names.parse_key(key).job == job:
+        if is_part_of(found := names.parse_key(key).job, job):
             state = "completed" if commits.completed else f"{len(commits.handles)} transaction(s) NOT committed yet"
-            note(f"job {job}, epoch {commits.epoch} to {commits.destination}: {state}")
-    note("it has written to: " + ", ".join(destinations))
+            note(f"job {found}, epoch {commits.epoch} to {commits.destination}: {state}")
+    note("it has written to: " + ", ".join(sorted({place for places in destinations.values() for place in places})))
     if not yes:
         confirm(f"Forget what is recorded of job {job}, and abort what it has open?")
-    for destination in destinations:
-        replace(sink, topic=None if destination == names.EACH_ROWS_TOPIC else destination).committer(job).start_over()
-    show(Listing("forgotten", "Forgotten", ("job", "destination"), [(job, destination) for destination in destinations]))
+    rows = []
+    for part, places in destinations.items():
+        for destination in places:
+            committer = replace(sink, topic=None if destination == names.EACH_ROWS_TOPIC else destination).committer(part)
+            if part == job or owner_of(part) == part:
+                committer.start_over()
+                rows.append((part, destination))
+            else:  # a worker's, which has recorded nothing itself
+                committer.clean_up(())
+    show(Listing("forgotten", "Forgotten", ("job", "destination"), rows))
 
 
-def recorded_digests(lists: DurableLists, transactional_ids: Collection[str], prefix: str, job: str) -> set[str]:
-    """The digests of a job's destinations, by its lists, readable or not, and by the ids that coordinators know."""
+def recorded_digests(
+    lists: DurableLists, transactional_ids: Collection[str], prefix: str, job: str
+) -> Mapping[str, Collection[str]]:
+    """The digests of destinations by job: of this one, of those that write for it, and of those that record for these.
+
+    By lists, readable or not, and by the ids that coordinators know.
+    """
     keys = [names.parse_key(key) for key in (*lists.lists, *lists.unreadable)]
     known = {(key.prefix, key.job, key.digest) for key in keys}
     known |= {(name.prefix, name.job, name.digest) for name in map(names.parse_name, transactional_ids) if name is not None}
-    return {digest for *owner, digest in known if owner == [prefix, job] and digest is not None}
+    found: dict[str, set[str]] = defaultdict(set)
+    for its_prefix, part, digest in known:
+        if its_prefix == prefix and digest is not None and is_part_of(part, job):
+            for each in {part, part if part == job else owner_of(part)}:
+                found[each].add(digest)
+    return found
 
 
 def known_destinations(digests: Collection[str], candidates: Collection[str]) -> list[str]:

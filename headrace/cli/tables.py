@@ -15,7 +15,7 @@ import typer
 
 from headrace.cli.options import Yes, grouped, is_given, named_values
 from headrace.cli.output import Listing, confirm, note, show
-from headrace.connectors.base.jobs import check_job, is_one_off
+from headrace.connectors.base.jobs import check_job, is_one_off, is_part_of
 from headrace.enumerator.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def abort_in_table(table: NamedTable, ids: Sequence[str], job: str | None, *, ye
     from headrace.connectors.tables.vacuum import MarkState
 
     there = {id_of(item): item for item in table.upkeep.transactions()}
-    names = ids or [name for name, item in there.items() if item.job == check_job(job or "")]
+    names = ids or [name for name, item in there.items() if is_part_of(item.job, check_job(job or ""))]
     if not names:
         note(f"job {job} has no open transactions in the table")
     due = [there[name] for name in names if name in there and there[name].state is not MarkState.COMMITTED]

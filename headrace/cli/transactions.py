@@ -14,7 +14,7 @@ from headrace.cli.durable_lists import DurableLists, read_lists
 from headrace.cli.options import ClientOptions, CommitTopic, Prefix, Yes, connect, grouped
 from headrace.cli.output import Listing, confirm, instant, note, progress, show
 from headrace.cli.tables import TableOptions, abort_in_table, commit_to_table, list_of_table
-from headrace.connectors.base.jobs import check_job, is_one_off
+from headrace.connectors.base.jobs import check_job, is_one_off, is_part_of
 from headrace.connectors.kafka.write.names import (
     DEFAULT_COMMIT_TOPIC,
     DEFAULT_PREFIX,
@@ -223,7 +223,9 @@ def abort(
     context: typer.Context,
     transactional_ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...")] = None,
     *,
-    job: Annotated[str | None, typer.Option(help="All open transactions of this job, instead of ids.")] = None,
+    job: Annotated[
+        str | None, typer.Option(help="All open transactions of this job, or run of headrace run, instead of ids.")
+    ] = None,
     prefix: Prefix = DEFAULT_PREFIX,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
     yes: Yes = False,
@@ -270,8 +272,11 @@ def abort(
 
 def _open_of(transactions: Transactions, prefix: str, job: str) -> list[str]:
     """All but the driver's own transaction, which guards the stored list and is open for milliseconds."""
-    found = transactions.ongoing(f"{check_job(prefix)}.{check_job(job)}.")
-    return [name for name in found if (parsed := parse_name(name)) is None or parsed.role is not Role.DRIVER]
+    of_job = f"{check_job(prefix)}.{check_job(job)}"
+    found = [(name, parse_name(name)) for name in transactions.ongoing(of_job)]
+    foreign = [name for name, parsed in found if parsed is None and name.startswith(f"{of_job}.")]
+    own = [name for name, parsed in found if parsed and parsed.role is not Role.DRIVER and is_part_of(parsed.job, job)]
+    return sorted(foreign + own)
 
 
 # --- commit ------------------------------------------------------------------------------------------------------------

@@ -19,13 +19,13 @@ import math
 import os
 import re
 import threading
-import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic
 
+from headrace.connectors.base.jobs import run_name
 from headrace.connectors.base.outputs import DEFAULT_OUTPUT, OutputHandleSerializer
 from headrace.connectors.base.sink import HandleSerializer, HandleT
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
@@ -357,7 +357,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             if _ids(self.files):
                 missing = f"{where} is missing, and there are checkpoints: which run they are of is not known"
                 raise StateError(missing) from error
-            registry = WorkerRegistry(f"run-{uuid.uuid4().hex}", outputs=self._serializer.outputs)
+            registry = WorkerRegistry(run_name(), outputs=self._serializer.outputs)
             self._write_registry(registry)
             return registry
         body = RUN.open(data, where)

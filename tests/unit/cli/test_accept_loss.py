@@ -20,6 +20,7 @@ from headrace.testing.fake_kafka import NewRecord, Refuse
 from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows, take_over
 
 JOB = "job"
+RUN = f"run-{'5' * 32}"
 CONCURRENT_TRANSACTIONS = 51
 
 
@@ -186,6 +187,18 @@ class TestForget:
         assert result.exit_code == 0
         assert (values(kafka), ongoing(sink, JOB)) == ([], [])
 
+    @pytest.mark.parametrize("whole", [RUN, f"{RUN}-even"])
+    def test_of_a_run_what_its_workers_have_open_is_aborted_too(self, kafka, sink, whole):
+        """Regression: workers write as jobs of their numbers, which stayed open, with exit status 0."""
+        others = ["run", f"{RUN}2", f"{RUN}-even-2-x"]
+        for job in (whole, f"{whole}-1", f"{whole}-12", *others):
+            prepared(sink, job, 0, [job])
+        killed(sink, "record", "after", prepared(sink, whole, 0, ["a"]), job=whole)
+        options = ["--bootstrap", kafka.bootstrap, "--commit-topic", "commits", "--job", whole, "--yes"]
+        result = CliRunner().invoke(cli.app, ["transactions", "forget", *options])
+        assert (result.exit_code, result.stdout) == (0, f"forgotten\t{whole}\tout\n")
+        assert [len(ongoing(sink, job)) for job in (whole, f"{whole}-1", f"{whole}-12", *others)] == [0, 0, 0, 1, 1, 1]
+
     def test_a_job_of_whom_nothing_is_known_is_an_error(self, kafka, run):
         kafka.create_topic("commits")
         result = run("forget", "--yes")
@@ -196,7 +209,7 @@ class TestForget:
         readable, damaged = (f"p.{JOB}.{digest_of(topic)}" for topic in "ab")
         lists = DurableLists("commits", {readable: CommitList(0, ())}, {damaged: "damaged"})
         names = [f"p.{JOB}.{digest_of(EACH_ROWS_TOPIC)}.0.1.2", f"p.{JOB}2.{digest_of('c')}.driver", "x"]
-        digests = recorded_digests(lists, names, "p", JOB)
+        digests = recorded_digests(lists, names, "p", JOB)[JOB]
         assert known_destinations(digests, ["a", "b", "c", EACH_ROWS_TOPIC]) == ["a", "b", EACH_ROWS_TOPIC]
         with pytest.raises(StateError, match=f"not there any more .{digest_of('b')}.: name it by --topic"):
             known_destinations(digests, ["a", EACH_ROWS_TOPIC])

@@ -28,6 +28,7 @@ from headrace.connectors.kafka.write.transactions import Answer, Producer, Trans
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.testing import FakeKafka
 from tests.helpers.command_line import run_command
+from tests.helpers.sink_rig import kafka_sink, ongoing, prepared
 
 NOW = 1_700_000_100_000
 
@@ -196,6 +197,26 @@ def test_a_job_without_open_transactions_is_named(monkeypatch, capsys):
     with FakeKafka() as kafka:
         ran = run_command(monkeypatch, capsys, "transactions", "abort", "--job", "misspelt", "--bootstrap", kafka.bootstrap)
     assert (ran.status, ran.err) == (0, "job misspelt has no open transactions of the prefix headrace\n")
+
+
+def test_a_run_is_named_by_its_name_and_its_workers_transactions_are_aborted(monkeypatch, capsys):
+    """Regression: workers write as jobs of their numbers, so a run had "no open transactions", with exit status 0."""
+    run, longer = f"run-{'0' * 32}", f"run-{'0' * 33}"
+    parts = [run, f"{run}-1", f"{run}-12", f"{run}-even", f"{run}-even-3"]
+    foreign = [f"{longer}-1", f"{run}-1-x", "orders", "orders-2"]
+    with FakeKafka() as kafka:
+        kafka.create_topic("out")
+        sink = kafka_sink(kafka.bootstrap, "out", "headrace-commits")
+        for job in (*parts, *foreign):
+            prepared(sink, job, 0, [job])
+        where = ["--prefix", sink.transactional_id_prefix, "--yes", "--bootstrap", kafka.bootstrap]
+        for job, aborted in [(f"{run}-1", ["-1"]), (f"{run}-even", ["-even", "-even-3"]), (run, ["", "-12"])]:
+            ran = run_command(monkeypatch, capsys, "transactions", "abort", "--job", job, *where)
+            assert ran.status == 0
+            assert {row[0].split(".")[1] for row in ran.of("abort")} == {f"{run}{part}" for part in aborted}
+        ran = run_command(monkeypatch, capsys, "transactions", "abort", "--job", "orders", *where)
+        assert len(ran.of("abort")) == 1
+        assert [len(ongoing(sink, job)) for job in foreign] == [1, 1, 0, 1]
 
 
 def test_no_transaction_is_aborted_where_the_lists_that_may_name_it_are_not_found(monkeypatch, capsys):
