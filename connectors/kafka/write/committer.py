@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.connectors.base.capabilities import Confirmation, GroupedEnd, PreparedAbort, StagedRecord, another_write
 from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.jobs import owner_of
 from headrace.connectors.base.sink import CommitList, Committer, Outcome, RecordedEpoch
 from headrace.connectors.kafka.write.commit_log import CommitLog
 from headrace.connectors.kafka.write.driver_log import DriverLog
@@ -213,9 +214,13 @@ class KafkaCommitter(
             log.warning("job %s: the transaction of a copy that failed could not be aborted now: %s", self._job, error)
 
     def clean_up(self, keep: Collection[KafkaHandle]) -> None:
-        """Abort what is Ongoing under the job's prefix: losing attempts, and what a dead run has left."""
+        """Abort what is Ongoing under the job's prefix: losing attempts, and what a dead run has left.
+
+        What a run's worker has left, at all destinations: no other job has its name, and the run may have had another topic.
+        """
         kept = {handle.producer for handle in keep}
-        names = [name for name in self._transactions.ongoing(self._names.beginning) if _is_of_attempt(name)]
+        prefix = self._names.beginning if owner_of(self._job) == self._job else self._names.of_job
+        names = [name for name in self._transactions.ongoing(prefix) if _is_of_attempt(name)]
         open_ones = [found for found in self._transactions.describe(names).values() if found is not None and found.is_ongoing]
         losers = [found for found in open_ones if found.producer not in kept]
         if losers:

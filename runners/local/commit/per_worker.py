@@ -23,9 +23,12 @@ class PerWorkerCommit(CommitStrategy[HandleT]):
         self._sink, self._job, self._number, self._driver = sink, job, number, driver
         self._writers: dict[int, Committer[HandleT]] = {}
 
-    def possible(self, reported: SinkEpochs) -> Collection[int]:
-        """0, too: the lists may be gone (Kafka's topic of them), or there are none; then the transactions themselves tell."""
-        return {0, *reported.possible}
+    def is_possible(self, seen: int, reported: SinkEpochs) -> bool:
+        """Earlier ones and none, too: the transactions themselves tell what is committed.
+
+        The lists may be gone (Kafka's topic of them), or are of another topic, which the run had before or has now.
+        """
+        return seen in reported.possible or seen >> EPOCH_BITS < reported.before >> EPOCH_BITS
 
     def is_last(self, seen: int, reported: SinkEpochs) -> bool:
         """What is decided and not marked yet is left out of it, so something older than the checkpoint says nothing."""
@@ -83,7 +86,7 @@ class PerWorkerCommit(CommitStrategy[HandleT]):
 class RecordedCommit(PerWorkerCommit[HandleT]):
     """What is recorded in the sink is in the same place as the rows (`capabilities.EpochRecord`)."""
 
-    possible = CommitStrategy.possible
+    is_possible = CommitStrategy.is_possible
 
     def is_last(self, seen: int, reported: SinkEpochs) -> bool:
         """What is read is what is recorded; of a list that cannot be read nothing is known."""

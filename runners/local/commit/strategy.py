@@ -33,12 +33,12 @@ class SinkEpochs:
 class CommitStrategy(ABC, Generic[HandleT]):
     """How what workers have prepared for one sink is ended. Methods without a body do nothing by default."""
 
-    def possible(self, reported: SinkEpochs) -> Collection[int]:
-        """What the sink may have recorded last, if it is the one that the last checkpoint is of.
+    def is_possible(self, seen: int, reported: SinkEpochs) -> bool:
+        """Whether the sink may have recorded this last, if it is the one that the last checkpoint is of.
 
         By default a checkpoint is completed after the sink has recorded it: one that does not know it is another, or older.
         """
-        return {reported.last} if reported.completed else reported.possible
+        return seen in ({reported.last} if reported.completed else reported.possible)
 
     @abstractmethod
     def is_last(self, seen: int, reported: SinkEpochs) -> bool:

@@ -122,8 +122,8 @@ class RunTakeover(Generic[SplitT, HandleT]):
     def _refuse_stale(self, output: RunOutput, seen: int) -> None:
         """`seen`: what the output's sink has recorded last, 0 if nothing."""
         reported = self._state.epochs(output)
-        possible = {0} if self._state.stored is None else output.strategy.possible(reported)
-        if seen in possible:
+        is_possible = seen == 0 if self._state.stored is None else output.strategy.is_possible(seen, reported)
+        if is_possible:
             return
         last = 0 if self._state.stored is None else self._state.stored.positions.checkpoint_id
         if seen in (0, reported.before) or seen >> EPOCH_BITS < reported.last >> EPOCH_BITS:

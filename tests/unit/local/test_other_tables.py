@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,18 +14,25 @@ from pyiceberg.catalog import load_catalog
 
 from headrace.cli.tables import NamedTable, commit_to_table
 from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.kafka.write.handles import KafkaHandleSerializer
 from headrace.delta import DeltaSink
+from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import FencedError, PeerError, StateError
 from headrace.iceberg import IcebergSink
-from headrace.runners.local.checkpoints import CheckpointStore
+from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer
 from headrace.runners.local.commit.committer import RunCommitter
 from headrace.runners.local.commit.state import first_attempt
 from headrace.runners.local.events import WorkerHandle
 from headrace.sinks import Attempt
+from headrace.testing import FakeKafka
+from headrace.testing.memory import MemorySplitSerializer
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_values
+from tests.helpers.sink_rig import kafka_sink, ongoing, prepared, values
 from tests.helpers.table_rig import VALUES, KilledError, batch_of, delta_actions
 from tests.unit.local.test_refusals import IDS, ChangesFolder, refusing
 from tests.unit.local.test_tables import SERIALIZER, commit
+
+KAFKA_RUN = RunCheckpointSerializer(CheckpointSerializer("memory", MemorySplitSerializer()), KafkaHandleSerializer())
 
 
 @pytest.fixture
@@ -194,3 +202,29 @@ def test_a_table_that_cannot_be_reached_any_more_does_not_fail_a_run_that_is_ove
         run.forget()
     assert f"recorded of {name} stays there: injected: no rights" in caplog.text
     assert folder.checkpoints() == []
+
+
+def test_a_run_continues_at_another_topic_and_back_and_aborts_what_its_dead_workers_had_open_at_the_first(tmp_path):
+    """Regression: that blocked readers until its timeout, and the first topic was refused from then on."""
+    with FakeKafka() as kafka, closing(CheckpointStore(str(tmp_path), KAFKA_RUN, 1)) as store:
+        sinks = {topic: kafka_sink(kafka.bootstrap, topic, "commits") for topic in ("old", "new")}
+        for topic in sinks:
+            kafka.create_topic(topic)
+
+        def lifetime(topic: str, number: int) -> None:
+            """One coordinator, and a worker with the rows of one checkpoint. It dies with more, which are of none."""
+            store.add_worker(number)
+            sink, latest = sinks[topic], store.latest()
+            run = RunCommitter(store, sink, latest, number, lambda _: None, lambda _: None, lambda: 0.0, lambda: 1)
+            job = JobCommitter("x", run)
+            job.recover()
+            assert [ongoing(each, store.registry.job(number - 1)) for each in sinks.values()] == [[], []]
+            name = store.registry.job(number)
+            (handle,) = prepared(sink, name, 0, [str(number)])
+            commit(run, job, number, WorkerHandle(number, handle))
+            prepared(sink, name, 1, ["of no checkpoint"])
+            assert len(ongoing(sink, name)) == 1
+
+        for number, topic in enumerate(["old", "old", "new", "new", "old", "new"], start=1):
+            lifetime(topic, number)
+        assert (values(kafka, "old"), values(kafka, "new")) == (["1", "2", "5"], ["3", "4", "6"])
