@@ -25,7 +25,7 @@ from headrace.cli.durable_lists import DurableLists, read_lists
 from headrace.cli.options import ClientOptions, grouped, is_given
 from headrace.cli.output import Listing, escaped, note, progress, show
 from headrace.cli.tables import TableOptions
-from headrace.connectors.kafka.write.names import parse_key
+from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC, digest_of, parse_key
 from headrace.enumerator.errors import UsageError
 
 if TYPE_CHECKING:
@@ -67,6 +67,12 @@ def epoch_states(cluster: KafkaCluster, lists: DurableLists, topic: str) -> list
         for key, commits in lists.incomplete().items()
         if commits.epoch is not None and any(written.topic == topic for handle in commits.handles for written in handle.ranges)
     ]
+
+
+def unread_lists(lists: DurableLists, topic: str) -> list[tuple[str, str]]:
+    """Job and reason of each list that cannot be read, and may name transactions that wrote to the topic."""
+    destinations = {digest_of(topic), digest_of(EACH_ROWS_TOPIC)}
+    return [(parse_key(key).job, why) for key, why in lists.unreadable.items() if parse_key(key).digest in destinations]
 
 
 # --- reading -----------------------------------------------------------------------------------------------------------
@@ -206,7 +212,8 @@ def verify_command(
     `epoch` (job, epoch, committed, aborted, open, unknown, partially committed or not). The last line is
     `N records in, N out, D duplicates, L lost, F foreign`.
 
-    Records without the key or the headers that are asked for end it with status 1, too: they are not compared.
+    Records without the key or the headers that are asked for end it with status 1, too: they are not compared. So does a list
+    of the output that cannot be read.
 
     Records are identified by a hash of 128 bits; each takes about 150 bytes of memory. Run it when the job has caught up.
     Partially committed epochs (some transactions committed, others aborted) can be detected for a job's last epoch only, while
@@ -266,6 +273,7 @@ def _report(comparison: Comparison, partial: int) -> None:
 
 
 def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) -> int:
+    """Print the epochs of the topic. Returns how many are partially committed, or on a list that cannot be read."""
     from headrace.connectors.kafka.log_dump import TransactionStatus
 
     if commit_topic is None:
@@ -277,9 +285,10 @@ def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) 
         partial = "partially committed" if state.is_torn else "not partially committed"
         rows.append((state.job, state.epoch, *(state.fates.get(fate, 0) for fate in TransactionStatus), partial))
     show(Listing("epoch", "Incomplete epochs", ("job", "epoch", *(fate.value for fate in TransactionStatus), "partial"), rows))
-    for job, reason in lists.unreadable.items():
+    unread = unread_lists(lists, topic)
+    for job, reason in unread:
         note(f"job {job}: the state of its epoch is unknown: {reason}")
-    return sum(state.is_torn for state in states)
+    return len(unread) + sum(state.is_torn for state in states)
 
 
 def _report_order(order: OrderCheck | None) -> int:

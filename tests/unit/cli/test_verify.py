@@ -10,10 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cli.compare import Identity, OrderCheck, RecordFault, RecordField, TopicCounts, identity_hash, parse_origin
-from headrace.cli.verify import EpochState
+from headrace.cli.durable_lists import DurableLists
+from headrace.cli.verify import EpochState, unread_lists
 from headrace.connectors.kafka.format.decode import HEADERS_TYPE
 from headrace.connectors.kafka.log_dump import TransactionStatus
+from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC, digest_of
 from headrace.enumerator.errors import UsageError
+from headrace.testing import FakeKafka
+from headrace.testing.fake_kafka import NewRecord
+from tests.helpers.command_line import run_command
 
 
 def batch(values, keys=None, headers=None):
@@ -128,3 +133,20 @@ def test_origin_headers_are_three():
 )
 def test_an_epoch_is_partially_committed_when_a_part_is_committed_and_a_part_aborted(fates, torn):
     assert EpochState("q", 1, fates).is_torn is torn
+
+
+def test_a_list_of_the_output_that_cannot_be_read_is_unresolved_and_one_of_another_topic_is_not():
+    destinations = {"a": "out", "b": EACH_ROWS_TOPIC, "c": "other"}
+    keys = {f"headrace.{job}.{digest_of(destination)}": "damaged" for job, destination in destinations.items()}
+    assert unread_lists(DurableLists("t", {}, {**keys, "foreign": "damaged"}), "out") == [("a", "damaged"), ("b", "damaged")]
+
+
+def test_a_list_that_cannot_be_read_is_no_success(monkeypatch, capsys):
+    """Regression: it was a note on stderr, and exit status 0."""
+    with FakeKafka() as kafka:
+        for topic in ("in", "out", "lists"):
+            kafka.create_topic(topic)
+        kafka.append("lists", NewRecord(b"{damaged", key=f"headrace.job.{digest_of('out')}".encode()))
+        options = ["--input", "in", "--output", "out", "--commit-topic", "lists", "--bootstrap", kafka.bootstrap]
+        ran = run_command(monkeypatch, capsys, "verify", *options)
+    assert (ran.status, "job job: the state of its epoch is unknown" in ran.err) == (1, True)
