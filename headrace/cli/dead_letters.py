@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.dead_letter_records import COLUMNS, DeadLetterCounts, DeadLetterFilter, Replay, moment_ms
-from headrace.cli.dump import RECORD_COLUMNS, Encoding, record_rows, typed_values
+from headrace.cli.dump import RECORD_COLUMNS, Encoding, chosen_partitions, record_rows, typed_values
 from headrace.cli.options import ClientOptions, CommitTopic, Prefix, RegistryUrl, grouped
 from headrace.cli.output import Listing, escaped, note, show
 from headrace.cli.verify import TopicReader
@@ -89,6 +89,7 @@ def show_command(
     encodings = {"key": key_format, "value": value_format}
     typed = typed_values(schema_registry, encodings, client.registry_properties())
     cluster = client.connect()
+    chosen_partitions(cluster, topic, partition)
     batch = next((each for each in dump(cluster, topic, partition, offset) if each.marker is None), None)
     rows = [] if batch is None else [row for row in record_rows(topic, partition, batch, typed) if row[1] == offset]
     if batch is None or not rows:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headrace.connectors.formats.registry.framing import Framed
     from headrace.connectors.formats.registry.schemas import RegisteredSchema, SchemaId
     from headrace.connectors.formats.value_format import DecodedValues
+    from headrace.connectors.kafka.client.cluster import KafkaCluster
     from headrace.connectors.kafka.log_dump import DumpedBatch
 
 if TYPE_CHECKING:
@@ -186,14 +187,19 @@ def dump_command(
     encodings = {"key": key_format, "value": value_format}
     typed = typed_values(schema_registry, encodings, client.registry_properties())
     cluster = client.connect()
-    there = sorted(cluster.topics([topic])[topic].partitions)
-    if partition is not None and partition not in there:
-        raise UsageError(f"topic {topic!r} has the partitions 0 to {there[-1]}, not {partition}")
-    for number in there if partition is None else [partition]:
+    for number in chosen_partitions(cluster, topic, partition):
         batches = dump(cluster, topic, number, start)
         _print(topic, number, islice(batches, limit), typed if records or typed else None)
         if (more := next(batches, None)) is not None:
             note(f"{topic}-{number} has more: use --partition {number} --from {more.stored.base_offset}, or a higher --limit")
+
+
+def chosen_partitions(cluster: KafkaCluster, topic: str, partition: int | None) -> Sequence[int]:
+    """This partition of the topic, or all of them. Raises UsageError for one that it does not have."""
+    there = sorted(cluster.topics([topic])[topic].partitions)
+    if partition is not None and partition not in there:
+        raise UsageError(f"topic {topic!r} has the partitions 0 to {there[-1]}, not {partition}")
+    return there if partition is None else [partition]
 
 
 def _print(topic: str, partition: int, batches: Iterator[DumpedBatch], typed: Mapping[str, Shown] | None) -> None:

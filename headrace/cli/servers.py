@@ -53,12 +53,16 @@ def named_settings(pairs: Sequence[str] | None, option: str = "--config") -> dic
 
 
 def named_topics(texts: Sequence[str] | None) -> dict[str, int]:
-    """Topic to its number of partitions, from texts like `orders` and `orders:4`. Raises typer.BadParameter."""
+    """Topic to its number of partitions, from texts like `orders` and `orders:4`. Raises typer.BadParameter, and UsageError for
+    what no topic can have as its name."""
+    from headrace.connectors.kafka.write.sink import check_topic
+
     topics: dict[str, int] = {}
     for text in texts or ():
         name, colon, partitions = text.partition(":")
         if not name or (colon and (not re.fullmatch("[0-9]{1,9}", partitions) or int(partitions) < 1)):
             raise typer.BadParameter(f"{text!r} is not name or name:partitions", param_hint="--topic")
+        check_topic("--topic", name)
         if name in topics:
             raise typer.BadParameter(f"topic {name!r} is given twice", param_hint="--topic")
         topics[name] = int(partitions) if colon else 1

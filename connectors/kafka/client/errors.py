@@ -83,9 +83,24 @@ class UnknownTopicError(RetriableError):
         why = "misspelt, deleted, or hidden because Describe was not granted"
         super().__init__(f"no broker knows the topic {names}; it may be {why}")
 
-    def __reduce__(self) -> tuple[type[UnknownTopicError], tuple[frozenset[str]], dict[str, Any]]:
+    def __reduce__(self) -> tuple[type[UnknownTopicError], tuple[Any, ...], dict[str, Any]]:
         """Errors travel from worker processes to the driver, with their notes."""
         return type(self), (self.topics,), vars(self)
+
+
+class UnknownPartitionError(UnknownTopicError):
+    """A partition that no broker knows, of a topic that they know. `topics` holds its name, such as orders-3."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        """One of a topic that has fewer."""
+        super().__init__({f"{topic}-{partition}"})
+        self._arguments = (topic, partition)
+        why = "the topic has fewer, and may have been deleted and created again"
+        self.args = (f"no broker knows the partition {partition} of topic {topic!r}; {why}",)
+
+    def __reduce__(self) -> tuple[type[UnknownTopicError], tuple[Any, ...], dict[str, Any]]:
+        """Errors travel from worker processes to the driver, with their notes."""
+        return type(self), self._arguments, vars(self)
 
 
 class OffsetOutOfRangeError(DataLossError):

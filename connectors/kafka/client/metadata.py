@@ -12,7 +12,7 @@ from uuid import UUID
 
 from headrace.connectors.kafka.client.calls import Calls
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.errors import RefusedByBrokerError, UnknownTopicError, broker_error
+from headrace.connectors.kafka.client.errors import RefusedByBrokerError, UnknownPartitionError, UnknownTopicError, broker_error
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.retries import Retries
 from headrace.connectors.kafka.client.topology import Broker, Leader, PartitionMetadata, TopicMetadata, TopicViews
@@ -120,7 +120,7 @@ class Metadata:
         found = self._cached(topic).partitions.get(partition)
         if found is None:
             self.invalidate([topic])
-            raise UnknownTopicError(frozenset({f"{topic}-{partition}"}))
+            raise UnknownPartitionError(topic, partition)
         broker = None if found.leader is None else self._calls.broker(found.leader)
         if broker is None:
             self.invalidate([topic])

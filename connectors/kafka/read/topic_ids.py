@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, TopicRecreatedError, UnknownTopicError
+from headrace.connectors.kafka.client.errors import (
+    OffsetOutOfRangeError,
+    TopicRecreatedError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
 from headrace.connectors.kafka.client.topology import TopicMetadata
 from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableError
 
@@ -31,7 +36,7 @@ def absence(topic: str, partition: int, topic_id: UUID | None, answers: Answers)
     if known and not own:
         other = known[0].topic_id
         return TopicRecreatedError(topic, str(topic_id), None if other is None else str(other))
-    return UnknownTopicError(frozenset({f"{topic}-{partition}" if own else topic}))
+    return UnknownPartitionError(topic, partition) if own else UnknownTopicError({topic})
 
 
 def is_same(topic: str, topic_id: UUID | None, answers: Answers) -> bool:

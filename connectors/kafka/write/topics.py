@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.errors import UnknownTopicError
+from headrace.connectors.kafka.client.errors import UnknownPartitionError, UnknownTopicError
 from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
 
 _LOOKS = 3
@@ -33,9 +33,12 @@ def refuse_deleted(cluster: KafkaCluster, partitions: Iterable[TopicPartition]) 
     for topic, partition in partitions:
         by_topic.setdefault(topic, set()).add(partition)
     for topic, wanted in by_topic.items():
-        if find_topic(cluster, topic, functools.partial(_has, wanted)) is None:
-            raise UnknownTopicError(frozenset(f"{topic}-{partition}" for partition in wanted))
+        missing: set[int] = set()
+        if find_topic(cluster, topic, functools.partial(_has, wanted, missing)) is None:
+            raise UnknownPartitionError(topic, min(missing)) if missing else UnknownTopicError({topic})
 
 
-def _has(partitions: set[int], topic: TopicMetadata) -> bool:
+def _has(partitions: set[int], missing: set[int], topic: TopicMetadata) -> bool:
+    """`missing`: where those that the topic does not have are noted."""
+    missing |= partitions - topic.partitions.keys()
     return partitions <= topic.partitions.keys()

@@ -247,7 +247,7 @@ def test_a_broker_that_fails_to_start_shows_the_end_of_its_log(own, tmp_path, mo
 
 
 def test_a_setting_kafka_refuses_is_named(own: None) -> None:
-    with pytest.raises(PeerError, match=r"log\.segment\.bytes"), start_broker(config={"log.segment.bytes": "no"}):
+    with pytest.raises(UsageError, match=r"log\.segment\.bytes"), start_broker(config={"log.segment.bytes": "no"}):
         pass
 
 

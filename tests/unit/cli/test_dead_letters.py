@@ -107,6 +107,11 @@ class TestLooking:
         with pytest.raises(UsageError, match="letters-1 has no record at offset 2"):
             run(kafka, "show", "letters", "1", "2")
 
+    def test_show_of_a_partition_that_is_not_there_names_those_that_are(self, kafka):
+        """Regression: the error named a topic that no broker knew, with exit status 1."""
+        found = invoked(kafka, "show", DEAD, "7", "0").exception
+        assert (type(found), str(found)) == (UsageError, f"topic {DEAD!r} has the partitions 0 to 1, not 7")
+
     def test_a_time_that_is_none_is_refused(self):
         assert moment_ms("--since", "1970-01-02T01:00:00+01:00") == DAY_MS
         with pytest.raises(UsageError, match="--since must be a time such as"):

@@ -179,7 +179,8 @@ def test_a_topic_that_exists_is_named_and_no_more(run, fake_kafka, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":3", "orders:", "orders:0", "orders:-1", "orders:many", "orders:4:2", f"orders:{'9' * 5000}"]
+    "text",
+    ["", ":3", "orders:", "orders:0", "orders:-1", "orders:many", "orders:4:2", f"orders:{'9' * 5000}", "a b", "x" * 250],
 )
 def test_a_topic_that_cannot_be_created_is_refused_before_a_broker_starts(run, text):
     status, out, err = run("broker", "--topic", text)

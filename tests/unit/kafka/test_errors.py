@@ -12,6 +12,7 @@ from headrace.connectors.kafka.client.errors import (
     LogTruncatedError,
     OffsetOutOfRangeError,
     TopicRecreatedError,
+    UnknownPartitionError,
     UnknownTopicError,
     broker_error,
 )
@@ -77,6 +78,7 @@ def test_a_code_of_unknown_meaning_is_not_retried_and_keeps_its_number(code):
 @pytest.mark.parametrize("error", [
     broker_error(ErrorCode.NOT_LEADER_OR_FOLLOWER, "here"),
     broker_error(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "there", "a hint"), UnknownTopicError(frozenset({"t"})),
+    UnknownPartitionError("t", 1),
     OffsetOutOfRangeError("t", 1, 5, 10, 20), LogTruncatedError("t", 1, 5, 3), LogTruncatedError("t", 1, 5, 3, epoch=2),
     LogTruncatedError("t", 1, 5, 5, epoch=2), TopicRecreatedError("t", "a", "b"), TopicRecreatedError("t", "a", None),
 ])  # fmt: skip

@@ -367,9 +367,19 @@ class TestDeletedTopic:
     def test_a_topic_that_is_deleted_while_it_is_written_to_ends_the_write(self, kafka, sink):
         transaction = writing(sink)
         kafka.delete_topic("out")
-        with pytest.raises(UnknownTopicError, match="'out-0'"):
+        with pytest.raises(UnknownTopicError, match="no broker knows the topic 'out';"):
             transaction.prepare()
         assert ongoing(sink, JOB) == []
+
+    def test_a_partition_that_its_successor_lacks_is_named(self, kafka, sink):
+        """Regression: the topic was named as if it were 'wide-3', also where it was the topic that was missing."""
+        kafka.create_topic("wide", partitions=4)
+        transaction = replace(sink, topic="wide").begin(Attempt(JOB, 0, 0, 0))
+        transaction.write(rows(["a"], partition=pa.array([3], pa.int32())))
+        kafka.delete_topic("wide")
+        kafka.create_topic("wide")
+        with pytest.raises(UnknownTopicError, match="no broker knows the partition 3 of topic 'wide';"):
+            transaction.prepare()
 
     def test_one_that_a_broker_does_not_know_for_a_while_does_not(self, kafka, sink):
         api = "AddPartitionsToTxn" if kafka_version(sink) == 1 else "Produce"

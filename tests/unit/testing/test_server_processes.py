@@ -3,7 +3,9 @@
 import sys
 from pathlib import Path
 
+from headrace.enumerator.errors import PeerError, UsageError
 from headrace.runners.waiting import wait_until
+from headrace.testing.servers.kafka.nodes import format_error
 from headrace.testing.servers.processes import ServerProcess, guarded
 
 BUSY = """
@@ -39,3 +41,15 @@ def test_a_paused_process_stands_still_with_all_of_its_threads(tmp_path: Path) -
         process.kill()
         assert process.status == -9
         process.pause()
+
+
+def test_a_setting_that_kafka_refuses_is_one_line_and_a_mistake_of_the_caller() -> None:
+    """Regression: it was a stack trace of Java, of a PeerError."""
+    stack = "\tat org.apache.kafka.common.config.ConfigDef.parse(ConfigDef.java:527)\n" * 20
+    refused = format_error("node-1", f'Exception in thread "main" org.x.ConfigException: Invalid value x\n{stack}')
+    assert (type(refused), str(refused)) == (UsageError, "Kafka refuses a setting of the broker: Invalid value x")
+    other = format_error("node-1", f"java.io.IOException: No space left\n{stack}")
+    assert (type(other), str(other)) == (
+        PeerError,
+        "Kafka's StorageTool failed for node-1:\njava.io.IOException: No space left",
+    )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.enumerator.errors import PeerError
 from headrace.testing.servers.kafka.jars import KAFKA_VERSION
+from headrace.testing.servers.kafka.nodes import format_error
 from headrace.testing.servers.processes import STOP_S
 
 if TYPE_CHECKING:
@@ -130,9 +131,8 @@ class ContainerLauncher:
 
     def format(self, directory: Path, arguments: list[str]) -> None:
         with _docker_errors("formatting"), self._container(["kafka.tools.StorageTool", *arguments]) as container:
-            if status := container.wait():
-                output = b"".join(container.get_logs()).decode(errors="replace")
-                raise PeerError(f"Kafka's StorageTool failed for {directory.name} (status {status}):\n{output}")
+            if container.wait():
+                raise format_error(directory.name, b"".join(container.get_logs()).decode(errors="replace"))
 
     def node(self, directory: Path) -> ContainerNode:
         command = [*self._options, "kafka.Kafka", str(directory / "server.properties")]

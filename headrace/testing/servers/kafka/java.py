@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.enumerator.errors import PeerError
 from headrace.runners.user_cache import find_java
 from headrace.testing.servers.kafka.class_archive import archive_options
 from headrace.testing.servers.kafka.jars import KAFKA, kafka_jars
-from headrace.testing.servers.kafka.nodes import LOG_NAME
+from headrace.testing.servers.kafka.nodes import LOG_NAME, format_error
 from headrace.testing.servers.processes import JAVA_OPTIONS, LOGGING_OPTIONS, ServerProcess, guarded
 
 TOOL_OPTIONS = ("-XX:TieredStopAtLevel=1", "-Xmx128m")
@@ -40,7 +39,7 @@ class JavaLauncher:
             process_group=self._group,
         )
         if done.returncode:
-            raise PeerError(f"Kafka's StorageTool failed for {directory.name}:\n{done.stdout}")
+            raise format_error(directory.name, done.stdout)
 
     def node(self, directory: Path) -> ServerProcess:
         command: list[str | Path] = [*self._java, *self._options, "kafka.Kafka", directory / "server.properties"]

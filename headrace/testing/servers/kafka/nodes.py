@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import HeadraceError, PeerError, UsageError
 
 LOG_NAME = "broker.log"
 
@@ -73,3 +73,11 @@ class ExternalNode:
 
     def log_tail(self, lines: int) -> str:
         return f"(the log of {self._bootstrap} is not ours; {lines} lines asked for)"
+
+
+def format_error(node: str, output: str) -> HeadraceError:
+    """What Kafka's StorageTool has written, without the stack. A UsageError for a setting that it refuses."""
+    text = "\n".join(line for line in output.splitlines() if not line.startswith("\tat "))
+    if refused := text.partition("ConfigException: ")[2]:
+        return UsageError(f"Kafka refuses a setting of the broker: {refused}")
+    return PeerError(f"Kafka's StorageTool failed for {node}:\n{text}")
