@@ -25,7 +25,7 @@ from headrace.enumerator import errors
 from headrace.enumerator.errors import HeadraceError, RunFailedError, StateError, UnclassifiedError, UsageError
 from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.coordinator import CoordinatorOrder, RunBegan, RunOutcome, coordinate
-from headrace.runners.local.monitoring.status import remove_status
+from headrace.runners.local.monitoring.status import read_status, remove_status
 from headrace.runners.local.monitoring.supervised import supervised
 from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, end_group, pipe, reap_group
 from headrace.runners.local.rescale import RescaleRequest, read_requests
@@ -101,9 +101,30 @@ def _supervise(
             if isinstance(decision, GiveUp):
                 raise RunFailedError(f"{outcome.error}; not restarted: {decision.reason}") from error
             log.warning("the run has failed and starts again in %.1f s: %s", decision.delay_s, outcome.error)
-            if coordinator.is_stopped_within(decision.delay_s):
+            with page_between(settings):
+                is_stopped = coordinator.is_stopped_within(decision.delay_s)
+            if is_stopped:
                 raise RunFailedError(f"stopped, without a last checkpoint, while it was to start again after: {outcome.error}")
             coordinator.restarted += 1
+
+
+@contextmanager
+def page_between(settings: RunSettings) -> Iterator[None]:
+    """Serve metrics and /healthz here in the meantime, where the run serves them: no coordinator does."""
+
+    def read() -> Mapping[str, Any]:
+        with suppress(HeadraceError):
+            return read_status(settings.folder) or {}
+        return {}
+
+    with ExitStack() as meanwhile:
+        if settings.metrics_port is not None:
+            with suppress(ImportError, UsageError):  # which a coordinator meets, too, and names
+                from headrace.runners.local.monitoring.metrics_page import OneThreadServer, RunPage
+
+                place, healthy_s = (settings.metrics_address, settings.metrics_port), settings.schedule.longest_gap_s
+                meanwhile.callback(RunPage(read, *place, healthy_s, OneThreadServer).close)
+        yield
 
 
 def _asked_before(folder: Path) -> tuple[RescaleRequest, ...]:

@@ -19,6 +19,9 @@ from headrace.runners.metrics import METRICS, MetricType
 
 Read = Callable[[], Mapping[str, Any]]
 
+_LOOK_S = 0.1
+"""How often a server looks whether it is closed, in seconds."""
+
 _Value = Callable[[Mapping[str, Any]], float]
 
 _OF_STATUS: Mapping[str, _Value] = {
@@ -38,14 +41,30 @@ _OF_LAST = {
 }
 
 
-class RunPage(Collector):
-    """Serves until its process ends."""
+class OneThreadServer(WSGIServer):
+    """Answers one client after the other, in the thread that serves."""
 
-    def __init__(self, read: Read, address: str, port: int, healthy_s: float) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing: a client has asked for nothing, or does not wait for the answer."""
+
+
+class ThreadingServer(ThreadingMixIn, OneThreadServer):
+    """Answers each client in a thread."""
+
+    daemon_threads = True
+
+
+class RunPage(Collector):
+    """Serves until it is closed, or its process ends."""
+
+    def __init__(
+        self, read: Read, address: str, port: int, healthy_s: float, server: type[WSGIServer] = ThreadingServer
+    ) -> None:
         """`read`: the status now, empty before the first; called by threads of the server.
 
-        `healthy_s`: a run whose last checkpoint, of whatever coordinator, or whose start is longer ago is not well. Raises
-        UsageError where the port is taken, or the address cannot be.
+        `healthy_s`: a run whose last checkpoint, of whatever coordinator, or whose start is longer ago is not well. `server`:
+        `OneThreadServer` for a process that is to fork when the page is closed. Raises UsageError where the port is taken, or
+        the address cannot be.
         """
         self._read, self._healthy_s = read, healthy_s
         self._made_s = time.monotonic()
@@ -54,11 +73,18 @@ class RunPage(Collector):
         registry.register(self)
         self._metrics: Callable[..., Iterable[bytes]] = make_wsgi_app(registry)
         try:
-            server = make_server(address, port, self._answer, _Server, _Quiet)
+            self._server = make_server(address, port, self._answer, server, _Quiet)
         except (OSError, TypeError) as error:  # the latter for what cannot be the name of a host
             raise UsageError(f"metrics cannot be served at {address}:{port}: {error}") from error
-        self.port = server.server_port
-        Thread(target=server.serve_forever, daemon=True).start()
+        self.port = self._server.server_port
+        self._thread = Thread(target=self._server.serve_forever, args=(_LOOK_S,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let go of the port, when the answer under way is given."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
 
     def collect(self) -> Iterator[Metric]:
         status = self._read()
@@ -114,10 +140,9 @@ def _family(name: str, values: Iterable[tuple[tuple[str, ...], float]]) -> Metri
     return family
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
 class _Quiet(WSGIRequestHandler):
+    timeout = 2.0
+    """Seconds that a client may take to ask."""
+
     def log_message(self, format: str, *arguments: object) -> None:
         """Nothing: a scrape is not a news."""

@@ -7,6 +7,8 @@ import io
 import json
 import multiprocessing
 import re
+import socket
+import threading
 import urllib.error
 import urllib.request
 from contextlib import nullcontext
@@ -36,7 +38,9 @@ from headrace.runners.local.monitoring.metrics_page import RunPage
 from headrace.runners.local.monitoring.status import NoRunError, RunStatus, last_progress_s, read_status, remove_status
 from headrace.runners.local.monitoring.supervised import is_held, is_supervised, supervised
 from headrace.runners.local.rescale import is_requested
+from headrace.runners.local.settings import RunSettings
 from headrace.runners.local.storage.lock import LOCK
+from headrace.runners.local.supervisor import page_between
 from headrace.sources import Hybrid
 from headrace.testing import MemoryLog, MemorySource, MemorySplit
 from headrace.testing.memory import MemoryPieces
@@ -485,6 +489,27 @@ def test_between_two_coordinators_a_run_is_restarting_and_not_over(restarting):
     assert "restarting; what follows was reported 7 s ago" in printed_table(status, now_s=status["at"] + 7)
     remove_status(restarting)
     assert read_status(restarting) is None
+
+
+def test_between_two_coordinators_the_supervisor_answers_and_lets_go_of_the_port_before_it_forks(restarting):
+    """Regression: nothing listened while a run waited to start again, for up to a minute."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = RunSettings(str(restarting), metrics_port=port, interval_s=1e12)
+    before = threading.active_count()
+    for _ in range(2):
+        with page_between(settings):
+            assert "headrace_run_input_records_total 10.0" in got(port, "/metrics")
+            assert json.loads(got(port, "/healthz")) == {"healthy": True, "problem": None}
+        assert threading.active_count() <= before
+        with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            pass
+
+
+def test_a_port_that_is_taken_does_not_keep_a_supervisor_from_another_start(restarting):
+    with page_between(RunSettings(str(restarting), metrics_port=page(dict).port)):
+        assert read_status(restarting)["phase"] == "RESTARTING"
 
 
 def test_a_run_whose_supervisor_has_ended_too_is_over(tmp_path):
