@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from headrace.connectors.base.nested import plain
 from headrace.enumerator.errors import UsageError
 
 _UPSERTS = ("c", "r", "u", "+I", "+U", "insert", "update", "upsert", "update_postimage", "snapshot", "false")
@@ -28,7 +29,7 @@ def deleted_rows(batch: pa.RecordBatch, column: str, where: str) -> pa.BooleanAr
 
     Raises UsageError for a null, and for a value that no change type has.
     """
-    kinds = batch.column(column)
+    kinds = plain(batch.column(column))
     if types.is_boolean(kinds.type):
         if kinds.null_count:
             raise UsageError(f"{where}: column {column!r} says whether a row is deleted, and is null in one")

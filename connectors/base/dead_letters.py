@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.base.arguments import text
-from headrace.connectors.base.nested import without_views
+from headrace.connectors.base.nested import plain_rows
 from headrace.connectors.base.outputs import DEFAULT_OUTPUT, parts
 from headrace.enumerator.errors import UsageError
 
@@ -102,7 +102,7 @@ def parted(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]
 
     Raises UsageError for letters that say not which topic they go to.
     """
-    rows = without_views(rows)
+    rows = plain_rows(rows)
     if DEAD_LETTER not in rows.schema.names:
         return rows, None
     column = rows.column(DEAD_LETTER)

@@ -14,11 +14,33 @@ from headrace.enumerator.errors import UsageError
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
-def without_views(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Columns of text and bytes that Arrow can take rows out of: it does not from views."""
-    if _VIEWS.keys().isdisjoint(rows.schema.types):
+@lru_cache(maxsize=1024)
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type of what is in dictionaries, runs and views, at any depth: what a sink asks of a type, it asks of this one."""
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return plain_type(kind.value_type)
+    if all(plain_type(each.type) == each.type for each in _fields_of(kind)):
+        return _VIEWS.get(kind, kind)
+    if types.is_fixed_size_list(kind):  # with views Arrow casts it to one of this size only
+        return pa.list_(plain_type(kind.value_type), kind.list_size)
+    return with_types(kind, plain_type)
+
+
+def plain(values: pa.Array) -> pa.Array:
+    """The values in the `plain_type`, in which nulls are counted, and of which Arrow has all kernels."""
+    kind = plain_type(values.type)
+    if values.type == kind:
+        return values
+    found = unencoded(values)
+    return found if found.type == kind else cast_nested(found, kind)
+
+
+def plain_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with plain columns."""
+    if all(plain_type(kind) == kind for kind in rows.schema.types):
         return rows
-    return rows.cast(pa.schema([field.with_type(_VIEWS.get(field.type, field.type)) for field in rows.schema]))
+    fields = [field.with_type(plain_type(field.type)) for field in rows.schema]
+    return pa.RecordBatch.from_arrays(list(map(plain, rows.columns)), schema=pa.schema(fields, rows.schema.metadata))
 
 
 def visible(values: pa.Array) -> pa.Array:
@@ -102,21 +124,8 @@ def unencoded(values: pa.Array) -> pa.Array:
 
 
 def _taken(values: pa.Array, places: pa.Array) -> pa.Array:
-    """Those at these places, without what Arrow cannot take them out of: runs and views, also within."""
-    plain = unencoded(values)
-    kind = _without_views(plain.type)
-    return (plain if kind == plain.type else cast_nested(plain, kind)).take(places)
-
-
-def _without_views(kind: pa.DataType) -> pa.DataType:
-    if types.is_fixed_size_list(kind):  # with views Arrow casts it to one of this size only
-        return pa.list_(_without_views(kind.value_type), kind.list_size)
-    return _VIEWS.get(kind) or (with_types(kind, _without_views) if _has_view(kind) else kind)
-
-
-@lru_cache(maxsize=1024)
-def _has_view(kind: pa.DataType) -> bool:
-    return kind in _VIEWS or any(_has_view(each.type) for each in _fields_of(kind))
+    """Those at these places. Arrow cannot take them out of runs and views, also within."""
+    return plain(values).take(places)
 
 
 def with_types(kind: pa.DataType, changed: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:

@@ -11,7 +11,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.connectors.base.nested import cast_nested, with_types, without_hidden_nulls
+from headrace.connectors.base.nested import cast_nested, plain, with_types, without_hidden_nulls
 from headrace.connectors.formats.json_lines import json_lines, unwritable
 from headrace.enumerator.errors import UsageError
 
@@ -143,12 +143,14 @@ class _ParquetWriter(RowWriter):
 
 
 def _stored_type(kind: pa.DataType) -> pa.DataType:
-    """The type without what Parquet does not have: lists of a fixed size, of which pyarrow reads no null, and views.
+    """The type without what Parquet does not have: lists of a fixed size, of which pyarrow reads no null, views, and runs.
 
-    pyarrow keeps the names of such types in the file, and can then not filter its rows.
+    pyarrow keeps the names of such types in the file, and can then not filter its rows. Of a dictionary it writes no null.
     """
     if kind in _VIEWS:
         return _VIEWS[kind]
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return _stored_type(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
         stored = _stored_type(kind.storage_type)
         return kind if stored == kind.storage_type else stored
@@ -158,7 +160,7 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind:
         return column
-    return cast_nested(column.storage if isinstance(column.type, pa.BaseExtensionType) else column, kind)
+    return cast_nested(plain(column.storage if isinstance(column.type, pa.BaseExtensionType) else column), kind)
 
 
 class _JsonLinesWriter(RowWriter):

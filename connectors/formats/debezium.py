@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from headrace.connectors.base.nested import record_fields, without_views
+from headrace.connectors.base.nested import plain_rows, record_fields
 from headrace.enumerator.errors import UsageError
 
 _PARTS = ("before", "after", "op")
@@ -53,7 +53,7 @@ def debezium_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
             "Debezium's envelope is a column 'value' with before, after and op, of which after is a struct: decode it by a "
             "format of the source"
         )
-    rows = without_views(batch).filter(pc.is_valid(batch.column(place)))
+    rows = plain_rows(batch).filter(pc.is_valid(batch.column(place)))
     before, after, op = (rows.column("value").field(part) for part in _PARTS)  # no value is null
     op = op.cast(pa.string())
     known = pc.fill_null(pc.is_in(op, pa.array(_OF_ROWS)), fill_value=False)
@@ -114,11 +114,9 @@ def _has(kind: pa.DataType, name: str) -> bool:
 def _is_left_out(column: pa.Array) -> pa.BooleanArray:
     """Which values are Debezium's marks, in any of its forms; never null."""
     kind = column.type
-    if types.is_dictionary(kind):
-        return _is_left_out(column.cast(kind.value_type))
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+    if types.is_string(kind) or types.is_large_string(kind):
         found = pc.is_in(column.cast(pa.large_string()), pa.array(_MARKS, pa.large_string()))
-    elif types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+    elif types.is_binary(kind) or types.is_large_binary(kind):
         found = pc.equal(column.cast(pa.large_binary()), pa.scalar(_UNAVAILABLE.encode(), pa.large_binary()))
     elif types.is_map(kind) and types.is_string(kind.key_type) and types.is_string(kind.item_type):
         found = pc.equal(pc.map_lookup(column, pa.scalar(_UNAVAILABLE), "first"), _UNAVAILABLE)

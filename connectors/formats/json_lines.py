@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from headrace.connectors.base.nested import plain, plain_type
 from headrace.enumerator.errors import UsageError
 
 _NO_NUMBERS = {"nan": '"NaN"', "-nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
@@ -37,8 +38,7 @@ def unwritable(data_type: pa.DataType) -> pa.DataType | None:
     """The type, or the one in it, that has no form in JSON; None if all have."""
     if isinstance(data_type, pa.BaseExtensionType):
         return unwritable(data_type.storage_type)
-    if types.is_dictionary(data_type):
-        return unwritable(data_type.value_type)
+    data_type = plain_type(data_type)
     if _is_nested(data_type):
         found = (unwritable(data_type.field(index).type) for index in range(data_type.num_fields))
         return next((inner for inner in found if inner is not None), None)
@@ -62,10 +62,7 @@ def _texts(array: pa.Array) -> list[str]:
     """The JSON of each value."""
     if isinstance(array.type, pa.BaseExtensionType):
         return _texts(array.storage)
-    if types.is_dictionary(array.type):
-        return _texts(array.dictionary_decode())
-    if types.is_string_view(array.type) or types.is_binary_view(array.type):  # which Arrow does not filter
-        return _texts(array.cast(pa.large_string() if types.is_string_view(array.type) else pa.large_binary()))
+    array = plain(array)
     if types.is_null(array.type):
         return ["null"] * len(array)
     scalars = _scalars(array.type)
@@ -196,8 +193,8 @@ _SCALARS: dict[Callable[[Any], Iterable[str]], tuple[Callable[[pa.DataType], boo
     _numbers: (types.is_null, types.is_boolean, types.is_integer, types.is_decimal),
     _half_floats: (types.is_float16,),
     _floats: (types.is_float32, types.is_float64),
-    _strings: (types.is_string, types.is_large_string, types.is_string_view),
-    _binaries: (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary),
+    _strings: (types.is_string, types.is_large_string),
+    _binaries: (types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
     _dates: (types.is_date,),
     _quoted: (types.is_time,),
     _timestamps: (types.is_timestamp,),

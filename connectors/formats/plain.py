@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from headrace.connectors.base.nested import plain
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, as_binary, is_text, without
 from headrace.enumerator.errors import UsageError
 
@@ -22,7 +23,7 @@ class BytesFormat(ValueFormat):
 
     def encode(self, values: pa.Array) -> pa.Array:
         """The same column."""
-        return as_binary(values)
+        return as_binary(plain(values))
 
 
 class StringFormat(ValueFormat):
@@ -46,6 +47,6 @@ class StringFormat(ValueFormat):
     def encode(self, values: pa.Array) -> pa.Array:
         """As `ValueFormat` says."""
         try:
-            return values.cast(pa.string()).cast(pa.binary())
+            return plain(values).cast(pa.string()).cast(pa.binary())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise UsageError(f"a column of {values.type} is not text: {error}") from error

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.base.arguments import names
-from headrace.connectors.base.nested import record_fields, visible
+from headrace.connectors.base.nested import plain, record_fields, visible
 from headrace.enumerator.errors import HeadraceError, UsageError
 
 _DATA = re.compile(r" (in )?'.*'|(?<=Decimal value) -?[\d.]+|: -?\d+\Z", re.DOTALL)
@@ -98,7 +98,7 @@ def exactly(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
     Arrow's own casts round reals and decimals, cut times to days, make any number true, and drop fields of structs.
     """
-    values = visible(values)
+    values = visible(plain(values))
     made = values.cast(kind)
     if _is_changed(values, made):
         raise pa.ArrowInvalid("a value would change, or be left out")
@@ -106,8 +106,6 @@ def exactly(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _is_changed(values: pa.Array, made: pa.Array) -> bool:
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
     if pa.types.is_struct(made.type):
         fields = dict(zip(made.type.names, record_fields(made), strict=True))
         given = zip(values.type.names, record_fields(values), strict=True)

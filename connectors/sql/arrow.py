@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from headrace.connectors.base.nested import plain
 from headrace.enumerator.errors import UsageError
 
 _TEXT = pa.large_string()
@@ -75,8 +76,8 @@ _KINDS: dict[Kind, tuple[Callable[[pa.DataType], bool], ...]] = {
     Kind.INTEGER: (types.is_integer,),
     Kind.FLOAT: (types.is_floating,),
     Kind.DECIMAL: (types.is_decimal,),
-    Kind.TEXT: (types.is_string, types.is_large_string, types.is_string_view),
-    Kind.BINARY: (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view),
+    Kind.TEXT: (types.is_string, types.is_large_string),
+    Kind.BINARY: (types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
     Kind.DATE: (types.is_date,),
     Kind.TIME: (types.is_time,),
     Kind.LIST: (types.is_list, types.is_large_list, types.is_fixed_size_list),
@@ -84,9 +85,7 @@ _KINDS: dict[Kind, tuple[Callable[[pa.DataType], bool], ...]] = {
 
 
 def kind_of(arrow: pa.DataType) -> Kind | None:
-    """What the type means; None for types that no column of a table can hold, such as structs."""
-    if types.is_dictionary(arrow):
-        return kind_of(arrow.value_type)
+    """What a plain type means; None for types that no column of a table can hold, such as structs."""
     if types.is_timestamp(arrow):
         return Kind.LOCAL if arrow.tz is None else Kind.INSTANT
     return next((kind for kind, tests in _KINDS.items() if any(is_kind(arrow) for is_kind in tests)), None)
@@ -102,10 +101,9 @@ def normalised(array: pa.Array, field: Field) -> pa.Array:
 
     Raises UsageError, naming the column, if the table would change one.
     """
+    array = plain(array)
     if field.items is not None:
         return _array_texts(array, field.items)
-    if types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
     if field.kind is Kind.INSTANT:
         array = array.cast(pa.timestamp(array.type.unit, "UTC")).cast(pa.timestamp(array.type.unit))
     canonical = _CANONICAL.get(field.kind)

@@ -20,6 +20,7 @@ from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql.sqltypes import _Binary  # there is no public name for what all binary types have in common
 
+from headrace.connectors.base.nested import plain_type
 from headrace.connectors.sql.arrow import Field, Kind, innermost, kind_of
 from headrace.connectors.sql.kept import LimitedRecord, refused_text, rule_of
 from headrace.connectors.sql.unique import UniqueKey, unique_keys
@@ -326,7 +327,7 @@ def fields_of(table: Table, schema: pa.Schema) -> tuple[Field, ...]:
     if not schema.names:
         problems.append("the rows have no columns")
     fields = []
-    for arrow in schema:
+    for arrow in (each.with_type(plain_type(each.type)) for each in schema):
         column = table.columns.get(arrow.name)
         if column is None:
             problems.append(f"column {arrow.name!r} ({arrow.type}) is not in the table")

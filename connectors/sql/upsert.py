@@ -24,7 +24,7 @@ from headrace.connectors.base.arguments import names, text
 from headrace.connectors.base.capabilities import EpochRecord
 from headrace.connectors.base.change_types import PREIMAGE, check_one_column, deleted_rows
 from headrace.connectors.base.jobs import check_job
-from headrace.connectors.base.nested import without_views
+from headrace.connectors.base.nested import plain_rows
 from headrace.connectors.base.sink import Attempt, Outcome
 from headrace.connectors.sql.arrow import Field, Kind, check_finite, normalised_columns, python_rows, text_rows
 from headrace.connectors.sql.commits import COMMITS, create_tables
@@ -116,7 +116,7 @@ class UpsertTransaction(RowTransaction):
         if self._sink.change_type is None:
             super()._send(rows)
             return
-        rows = without_views(rows)
+        rows = plain_rows(rows)
         if self._held is not None:
             rows = pa.Table.from_batches([self._held, rows]).combine_chunks().to_batches()[0]
         deleted = deleted_rows(rows, self._sink.change_type, f"table {self._table.name!r}")

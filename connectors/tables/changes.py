@@ -16,7 +16,8 @@ from pyarrow import types
 
 from headrace.connectors.base.arguments import names, text
 from headrace.connectors.base.change_types import check_one_column, deleted_rows
-from headrace.connectors.tables.rows import decoded, fitted, fitting_schema, row_numbers
+from headrace.connectors.base.nested import plain, plain_type
+from headrace.connectors.tables.rows import fitted, fitting_schema, row_numbers
 from headrace.enumerator.envelope import stored_text
 from headrace.enumerator.errors import UsageError
 
@@ -72,7 +73,7 @@ class Changes:
             if not _can_be_key(kind):
                 raise UsageError(f"{where}: column {name!r} is {kind}, and no key of that type can be compared")
         for name in self.sequence:
-            kind = _plain(rows.field(name).type)
+            kind = plain_type(rows.field(name).type)
             if not _can_be_sorted(kind):
                 raise UsageError(f"{where}: column {name!r} is {kind}, and changes cannot be sorted by that type: cast it")
         return schema
@@ -98,7 +99,7 @@ class Changes:
         fitted(written.filter(pc.invert(deleted)), schema, where)
         columns = {name: written.column(name) for name in schema.names} | {_DELETED: deleted}
         for at, name in enumerate(self.sequence):
-            column = decoded(batch.column(name))
+            column = plain(batch.column(name))
             if column.null_count:
                 raise UsageError(f"{where}: column {name!r} states which change is the later one, and a row has a null there")
             columns[f"{_SEQUENCE}{at}"] = column
@@ -106,7 +107,7 @@ class Changes:
 
     def staged_schema(self, rows: pa.Schema, schema: pa.Schema) -> pa.Schema:
         """The columns of what `staged` gives of such rows. All may be null: of a deleted row only the keys count."""
-        order = [(f"{_SEQUENCE}{at}", _plain(rows.field(name).type)) for at, name in enumerate(self.sequence)]
+        order = [(f"{_SEQUENCE}{at}", plain_type(rows.field(name).type)) for at, name in enumerate(self.sequence)]
         return pa.schema([*((field.name, field.type) for field in schema), (_DELETED, pa.bool_()), *order])
 
     def _check_columns(self, rows: pa.Schema, where: str) -> None:
@@ -170,10 +171,6 @@ def _can_be_key(kind: pa.DataType) -> bool:
     texts = types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind)
     numbers = types.is_integer(kind) or types.is_boolean(kind) or types.is_decimal(kind)
     return bool(texts or numbers or types.is_date(kind) or types.is_timestamp(kind))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if types.is_dictionary(kind) else kind
 
 
 def _can_be_sorted(kind: pa.DataType) -> bool:

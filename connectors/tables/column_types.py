@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 from pyarrow import types
 
+from headrace.connectors.base.nested import plain_type
 from headrace.enumerator.errors import UsageError
 
 OwnType = Callable[[pa.DataType], "pa.DataType | None"]
@@ -24,7 +25,7 @@ def table_schema(rows: pa.Schema, own: OwnType, where: str) -> pa.Schema:
     if len(set(rows.names)) < len(rows.names):
         raise UsageError(f"{where}: a table has each column once; the columns are {', '.join(rows.names)}")
     for field in rows:
-        kind = _table_type(field.type, own)
+        kind = _table_type(plain_type(field.type), own)
         if kind is None or has_empty_struct(kind):
             why = "a struct without fields" if has_empty_struct(field.type) else str(field.type)
             raise UsageError(
@@ -42,8 +43,6 @@ def has_empty_struct(kind: pa.DataType) -> bool:
 
 
 def _table_type(kind: pa.DataType, own: OwnType) -> pa.DataType | None:
-    if types.is_dictionary(kind):
-        return _table_type(kind.value_type, own)
     if types.is_nested(kind):
         return _nested_type(kind, own)
     if kind in _WIDENED:
@@ -79,8 +78,6 @@ _WIDENED = {
     pa.float16(): pa.float32(),
     pa.date64(): pa.date32(),
     pa.large_string(): pa.string(),
-    pa.string_view(): pa.string(),
     pa.large_binary(): pa.binary(),
-    pa.binary_view(): pa.binary(),
 }
 _AS_THEY_ARE = (types.is_boolean, types.is_signed_integer, types.is_floating, types.is_date32, types.is_string, types.is_binary)

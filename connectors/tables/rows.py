@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from headrace.connectors.base.nested import cast_nested
+from headrace.connectors.base.nested import cast_nested, plain, plain_type
 from headrace.connectors.tables.column_types import has_empty_struct
 from headrace.enumerator.errors import UsageError
 
@@ -37,7 +37,7 @@ def fitting_schema(rows: pa.Schema, table: pa.Schema, partitioning: Collection[s
             raise UsageError(
                 f"{where}: column {field.name!r} has a struct without fields, which Parquet does not have: drop it"
             )
-        elif not _holds(field.type, rows.field(field.name).type):
+        elif not _holds(field.type, plain_type(rows.field(field.name).type)):
             found = rows.field(field.name).type
             raise UsageError(f"{where}: column {field.name!r} is {field.type} in the table, and {found} in the rows: cast it")
     return pa.schema([field for field in table if field.name in rows.names])
@@ -122,16 +122,11 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBat
     """The rows in the types of a `fitting_schema`. Raises UsageError for a null in a column that must not have any."""
     columns = []
     for field in schema:
-        column = decoded(batch.column(field.name))
+        column = plain(batch.column(field.name))
         if column.null_count and not field.nullable:
             raise UsageError(f"{where}: column {field.name!r} of the table must not be null, and a row has a null there")
         columns.append(column if column.type == field.type else _cast(column, field, where))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def decoded(column: pa.Array) -> pa.Array:
-    """Not as a dictionary, in whose values nulls are not counted."""
-    return column.dictionary_decode() if types.is_dictionary(column.type) else column
 
 
 def new_columns(rows: pa.Schema, table: pa.Schema) -> pa.Schema:
@@ -193,8 +188,6 @@ def _cast(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
 
 def _holds(wanted: pa.DataType, found: pa.DataType) -> bool:
     """Whether every value of `found` is one of `wanted`; of timestamps, every one that is not finer than the table's."""
-    if types.is_dictionary(found):
-        return _holds(wanted, found.value_type)
     if wanted == found:
         return True
     if isinstance(wanted, pa.UuidType):
@@ -239,13 +232,11 @@ def _is_wider(wanted: pa.DataType, found: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(
-        types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
-    ) or types.is_fixed_size_binary(kind)
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.base.nested import visible
+from headrace.connectors.base.nested import plain, visible
 from headrace.connectors.formats.avro import encode as kernel
 from headrace.connectors.formats.avro.program import arrow_type, check_union, inside_path, nullable
 from headrace.connectors.formats.avro.schema import AvroArray, AvroEnum, AvroMap, AvroPrimitive, AvroRecord, AvroType, AvroUnion
@@ -26,7 +26,7 @@ def encode(schema: AvroType, values: pa.Array) -> pa.Array:
     Numbers, times and texts are cast to the type that `arrow_type` gives, if no value changes. Raises UsageError, which names
     the field and the first bad row.
     """
-    values = visible(values)
+    values = visible(plain(values))
     check_values(values)
     binder = _Binder()
     part = binder.part(schema, values, "")

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.base.nested import plain
 from headrace.connectors.formats.protobuf.columns import DATE
 from headrace.connectors.formats.value_format import check_values, exactly
 from headrace.enumerator.errors import UsageError
@@ -22,7 +23,7 @@ def writable(values: pa.Array, message: Any, kind: pa.DataType) -> pa.Array:  # 
     first bad row, for a field that the message does not have and for what the message cannot hold.
     """
     check_values(values)
-    return _message(_Place("", None), values, message, kind)
+    return _message(_Place("", None), plain(values), message, kind)
 
 
 @dataclass(frozen=True)

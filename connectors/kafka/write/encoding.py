@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.base.nested import plain, plain_type
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.format.encode import MAX_BATCH_BYTES, Codec, EncodedBatch, RecordEncoder
@@ -16,7 +17,7 @@ from headrace.connectors.kafka.write.transactions import Producer
 from headrace.enumerator.errors import UsageError
 
 TOPIC_COLUMN = "topic"
-_TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.null())
+_TEXTS = (pa.string(), pa.large_string(), pa.null())
 _OF_NO_RECORD = ("offset", "timestampType")
 _READ_FROM = (*_OF_NO_RECORD, "partition", TOPIC_COLUMN)
 
@@ -101,10 +102,9 @@ class TopicRows:
 def topic_names(rows: pa.RecordBatch) -> pa.StringArray:
     """Of the rows' own column, which may be any kind of text. Raises UsageError for another, and for a row without one."""
     names = rows.column(TOPIC_COLUMN)
-    kind = names.type.value_type if pa.types.is_dictionary(names.type) else names.type
-    if kind not in _TEXTS:
+    if plain_type(names.type) not in _TEXTS:
         raise UsageError(f"column {TOPIC_COLUMN!r} must be string, and is {names.type}; cast it")
-    names = names.cast(pa.string())
+    names = plain(names).cast(pa.string())
     if names.null_count:
         raise UsageError(f"null topic present in the data: {names.null_count} of {rows.num_rows} rows have none")
     return names

@@ -27,7 +27,7 @@ from headrace.connectors.base.capabilities import (
 )
 from headrace.connectors.base.dead_letters import parted
 from headrace.connectors.base.jobs import check_job
-from headrace.connectors.base.nested import without_views
+from headrace.connectors.base.nested import plain_rows
 from headrace.connectors.base.sink import Attempt, CommitList, RecordedEpoch, TwoPhaseSink
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.arguments import client_config
@@ -182,7 +182,7 @@ class KafkaSink(
 
         Keys are placed as in partitions, so that with a multiple of `shards` partitions each one is written by one shard.
         """
-        rows = self.encoded(without_views(rows))
+        rows = self.encoded(plain_rows(rows))
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         found = key_partitions(columns["key"], shards) if "key" in columns else pa.nulls(rows.num_rows, pa.int32())
         if "partition" in columns:

@@ -718,16 +718,17 @@ def test_a_missing_table_is_named(rig):
 
 def test_rows_that_do_not_fit_are_refused_at_once_and_every_column_is_named(rig):
     wanted = "id BIGINT NOT NULL, amount NUMERIC(10, 2), at DATE, needed INT NOT NULL, filled INT NOT NULL DEFAULT 1"
-    rig.create(f"{wanted}, small REAL")
+    rig.create(f"{wanted}, small REAL, single {'REAL' if rig.is_postgresql else 'FLOAT'}")
     rows = pa.record_batch({
         "id": ["text"], "amount": pa.array([Decimal("1.001")], pa.decimal128(10, 3)), "at": pa.array([1.5]), "other": [1],
         "nested": [[1]], "small": pa.array([1]),
+        "single": pa.array([0.1]).dictionary_encode(),
     })  # fmt: skip
     with rig.sink().begin(Attempt(rig.job(), 0, 0, 0)) as transaction, pytest.raises(errors.UsageError) as caught:
         transaction.write(rows)
     message = str(caught.value)
     assert rig.table in message
-    assert all(f"{name!r}" in message for name in ("id", "amount", "at", "other", "nested", "needed", "small"))
+    assert all(f"{name!r}" in message for name in ("id", "amount", "at", "other", "nested", "needed", "small", "single"))
     assert "'filled'" not in message
     assert rig.execute(f"SELECT count(*) FROM {rig.table}") == [(0,)]
     assert not rig.prepared()
@@ -845,6 +846,7 @@ VALUES: dict[str, tuple[pa.DataType, list[Any], str, str]] = {
     "c_large": (pa.large_string(), TEXTS, "VARCHAR(100)", "VARCHAR(100)"),
     "c_view": (pa.string_view(), TEXTS, "TEXT", "LONGTEXT"),
     "c_dict": (pa.dictionary(pa.int8(), pa.string()), ["a", "b", "a"], "TEXT", "TEXT"),
+    "c_dict_dec": (pa.dictionary(pa.int32(), pa.decimal128(10, 2)), [Decimal("1.50")], "NUMERIC(10, 2)", "DECIMAL(10, 2)"),
     "c_bytes": (pa.binary(), [b"", bytes(range(256)), b"\\N\n\t'"], "BYTEA", "BLOB"),
     "c_fixed": (pa.binary(3), [b"\x00\xff\n"], "BYTEA", "VARBINARY(3)"),
     "c_instant": (pa.timestamp("us", "UTC"), INSTANTS, "TIMESTAMPTZ", "DATETIME(6)"),
@@ -891,7 +893,10 @@ def test_every_type_comes_back_as_it_was(rig, driver, name, kind):
     sql_type = in_postgresql if rig.is_postgresql else in_mariadb
     rig.create(f"id BIGINT PRIMARY KEY, {name} {sql_type}")
     values = [*values, None, *values]
-    padded = pa.record_batch({"id": range(-1, len(values) + 1), name: pa.array([values[0], *values, values[0]], arrow)})
+    is_dictionary = pa.types.is_dictionary(arrow)
+    column = pa.array([values[0], *values, values[0]], arrow.value_type if is_dictionary else arrow)
+    column = column.dictionary_encode() if is_dictionary else column
+    padded = pa.record_batch({"id": range(-1, len(values) + 1), name: column})
     job = rig.job()
     sink: Any = rig.sink() if kind == "sink" else UpsertSink(rig.url, rig.table, ("id",))
     with sink.begin(Attempt(job, 0, 0, 0)) as transaction:

@@ -321,6 +321,7 @@ KEYS: dict[str, tuple[pa.Array, str]] = {
     "text": (pa.array(["a%s 'b", "é "]), "VARCHAR(20)"),
     "view": (pa.array(["a", "b"], pa.string_view()), "VARCHAR(20)"),
     "dictionary": (pa.array(["a", "b"]).dictionary_encode(), "VARCHAR(20)"),
+    "dictionary of views": (pa.DictionaryArray.from_arrays([0, 1], pa.array(["a", "b"], pa.string_view())), "VARCHAR(20)"),
     "date": (pa.array([0, 1], pa.date32()), "DATE"),
     "time": (pa.array([0, 1], pa.time64("us")), "TIME{6}"),
     "instant": (pa.array([0, 1], pa.timestamp("us", "Europe/Berlin")), "{INSTANT}"),

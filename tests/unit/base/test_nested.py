@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.connectors.base.nested import cast_nested, record_fields, visible, without_hidden_nulls
+from headrace.connectors.base.nested import cast_nested, plain, record_fields, visible, without_hidden_nulls
 from headrace.connectors.formats.value_format import exactly
 from headrace.enumerator.errors import UsageError
 
@@ -148,3 +149,36 @@ def test_unions_are_null_where_their_record_is(is_dense):
         assert [each.to_pylist() for each in record_fields(part)] == [[row[name] for row in rows] for name in ("n", "u")]
         assert visible(part).to_pylist() == part.to_pylist()
         assert exactly(part, record.type).equals(part)
+
+
+_TYPES = [pa.string_view(), pa.binary_view(), pa.string(), pa.float64(), pa.decimal128(9, 2), pa.bool_(), pa.timestamp("s")]
+_ENCODED: dict[str, Callable[[pa.Array], pa.Array]] = {
+    "as it is": lambda values: values,
+    "dictionary": lambda values: pa.DictionaryArray.from_arrays([0, 1, 1, 2], values),
+    "runs": lambda values: pa.RunEndEncodedArray.from_arrays(pa.array([1, 3, 4], pa.int16()), values),
+    "runs of a dictionary": lambda values: pa.RunEndEncodedArray.from_arrays(
+        pa.array([1, 3, 4], pa.int16()), pa.DictionaryArray.from_arrays([0, 1, 2], values)
+    ),
+}
+_WITHIN: dict[str, Callable[[pa.Array], pa.Array]] = {
+    "a column": lambda values: values,
+    "a list": lambda values: pa.ListArray.from_arrays([0, 1, 1, 3], values, mask=pa.array([False, True, False])),
+    "a record": lambda values: pa.StructArray.from_arrays([values], ["a"], mask=pa.array([*[False] * (len(values) - 1), True])),
+    "a list of a fixed size": lambda values: pa.FixedSizeListArray.from_arrays(values, 1),
+}
+
+
+@pytest.mark.parametrize("within", _WITHIN)
+@pytest.mark.parametrize("encoded", _ENCODED)
+@pytest.mark.parametrize("kind", _TYPES, ids=str)
+def test_plain_values_are_the_same_and_their_nulls_are_counted(kind, encoded, within):
+    """Regression: where a dictionary had views or nulls, or a list had views, sinks failed or took another type for granted."""
+    sample = {pa.bool_(): [True, None, False], pa.string_view(): ["a", None, "b"], pa.string(): ["a", None, "b"]}
+    values = pa.array(sample.get(kind, [1, None, 2]) if kind != pa.binary_view() else [b"a", None, b"b"], kind)
+    column = _WITHIN[within](_ENCODED[encoded](values))
+    for part in (column, column.slice(1)):
+        found = plain(part)
+        assert found.to_pylist() == part.to_pylist()
+        assert found.null_count == found.is_null().to_pylist().count(True)
+        assert not any(word in str(found.type) for word in ("dictionary", "view", "run_end"))
+        assert found.take([0]).to_pylist() == found.filter(pa.array([True] + [False] * (len(found) - 1))).to_pylist()

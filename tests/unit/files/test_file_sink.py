@@ -102,6 +102,28 @@ def test_views_are_plain_in_parquet(tmp_path):
     assert found.to_table(filter=ds.field("a") == b"x").to_pylist() == rows.to_pylist()[:1]
 
 
+@pytest.mark.parametrize("column", [
+    pa.DictionaryArray.from_arrays(pa.array([0, 1, 0], pa.int8()), pa.array(["x", None], pa.string_view())),
+    pa.RunEndEncodedArray.from_arrays(pa.array([1, 2, 3], pa.int16()), pa.array(["x", None, "x"])),
+    pa.array([["x"], None, ["y"]], pa.large_list(pa.string_view())),
+    pa.array([{"a": "x"}, None, {"a": None}], pa.struct([("a", pa.string_view())])),
+    pa.array([[{"a": "x"}], None, []], pa.list_(pa.struct([("a", pa.string_view())]))),
+], ids=lambda column: str(column.type))  # fmt: skip
+@pytest.mark.parametrize("file_format", list(FileFormat))
+def test_encoded_columns_are_written_as_their_values(tmp_path, file_format, column):
+    """Regression: JSON lines had no null lists and records of views, and Parquet no nulls in dictionaries, and no runs."""
+    with FileSink(str(tmp_path), file_format).begin(Attempt("job", 0, 0, 0)) as transaction:
+        transaction.write(pa.record_batch({"c": column}))
+        transaction.prepare()
+    (file,) = tmp_path.rglob("*.tmp")
+    rows = (
+        pq.read_table(file).to_pylist()
+        if file_format is FileFormat.PARQUET
+        else list(map(json.loads, file.read_text().splitlines()))
+    )
+    assert rows == [{"c": value} for value in column.to_pylist()]
+
+
 def test_names_before_and_after():
     assert HANDLE.temporary == "7.3.1.0123456789abcdef.tmp"
     assert HANDLE.cleaned_up == "7.3.1.0123456789abcdef.swept"

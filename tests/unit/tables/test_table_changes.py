@@ -330,12 +330,11 @@ def test_changes_that_cannot_be_merged_are_refused_in_their_task(tmp_path, rows,
     assert rig.unused() == set()
 
 
-@pytest.mark.parametrize("order", [pa.array([[1]]), pa.array(["a"], pa.string_view())], ids=lambda order: str(order.type))
-def test_a_sequence_that_cannot_be_sorted_is_refused_in_its_task(tmp_path, order):
+def test_a_sequence_that_cannot_be_sorted_is_refused_in_its_task(tmp_path):
     """In the driver the epoch would fail again with each restart."""
     rig = Rig("delta", tmp_path, Changes(("id",), ("order",)), ROWS)
     with pytest.raises(UsageError, match=r"column 'order' is .*, and changes cannot be sorted by that type: cast it"):
-        rig.prepared(0, pa.record_batch({"id": [1], "order": order}))
+        rig.prepared(0, pa.record_batch({"id": [1], "order": [[1]]}))
 
 
 @pytest.mark.parametrize("name", ["_headrace_deleted", "__headrace_row"])

@@ -585,6 +585,22 @@ def test_rows_of_narrower_types_fit(tmp_path):
     assert row["at"] == ROW["at"].replace(microsecond=0)
 
 
+@pytest.mark.parametrize("column", [
+    pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), pa.array(["x", None], pa.string_view())),
+    pa.RunEndEncodedArray.from_arrays(pa.array([1, 2], pa.int16()), pa.array(["x", None])),
+    pa.array([["x"], None], pa.list_(pa.string_view())),
+    pa.array([{"a": "x"}, None], pa.struct([("a", pa.dictionary(pa.int8(), pa.string()))])),
+], ids=lambda column: str(column.type))  # fmt: skip
+def test_encoded_columns_are_written_as_their_values(tmp_path, column):
+    """Regression: Arrow has no cast from a dictionary of views, and runs were of a type that no table has."""
+    rows = pa.record_batch({"c": column})
+    sink = DeltaSink(str(tmp_path / "table"))
+    sink.create_table(rows.schema)
+    sink.check_rows(rows.schema)
+    commit_rows(sink, 0, rows)
+    assert DeltaTable(sink.uri).to_pyarrow_table().to_pylist() == rows.to_pylist()
+
+
 def test_a_null_where_none_may_be(tmp_path):
     sink = DeltaSink(str(tmp_path / "table"))
     sink.create_table(pa.schema([pa.field("value", pa.string(), nullable=False)]))
