@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import text
 from sqlalchemy.engine import Connection
@@ -23,37 +23,44 @@ from headrace.enumerator.errors import UsageError
 class UniqueKey:
     """A unique index by its name. `flaw`: why it does not identify rows by exactly its columns; None if it does.
 
-    `collations`: by which it compares its columns, as the parts of their names, where another index may compare otherwise.
+    `collations` and `operators`: by which it compares its columns, as the parts of their names, where another index may
+    compare otherwise.
     """
 
     name: str
     columns: frozenset[str]
     flaw: str | None = None
     collations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """The name and the columns."""
         return f"{self.name!r} ({', '.join(sorted(self.columns)) or 'an expression'})"
 
 
-# Each row is one part of an index: its name, the column (null for an expression), what is wrong with it, and its collation.
+# Each row is one part of an index: its name, the column (null for an expression), what is wrong with it, its collation and its
+# operator. Of an extension's type that is where the extension is: by the search path another may be found.
 _PARTS = {
     Product.POSTGRESQL: "SELECT index.relname, attname, CASE WHEN indpred IS NOT NULL THEN 'is partial: it has a WHERE clause' "
     "WHEN part = 0 THEN 'has an expression' WHEN NOT indimmediate THEN 'is deferrable' "
     "WHEN NOT indisvalid THEN 'is not valid: it is being built, or that has failed' "
     "WHEN indcollation[place - 1] <> attcollation THEN 'compares by another collation than the column' END, "
     "(SELECT ARRAY[nspname, collname]::text[] FROM pg_catalog.pg_collation JOIN pg_catalog.pg_namespace "
-    "ON pg_namespace.oid = collnamespace WHERE pg_collation.oid = attcollation) "
+    "ON pg_namespace.oid = collnamespace WHERE pg_collation.oid = attcollation), "
+    "(SELECT ARRAY[nspname, oprname]::text[] FROM pg_catalog.pg_opclass JOIN pg_catalog.pg_am ON pg_am.oid = opcmethod "
+    "AND amname = 'btree' JOIN pg_catalog.pg_amop ON amopfamily = opcfamily AND (amoplefttype, amoprighttype) = (opcintype, "
+    "opcintype) AND amopstrategy = 3 JOIN pg_catalog.pg_operator ON pg_operator.oid = amopopr "
+    "JOIN pg_catalog.pg_namespace ON pg_namespace.oid = oprnamespace WHERE pg_opclass.oid = indclass[place - 1]) "
     "FROM pg_catalog.pg_index JOIN pg_catalog.pg_class AS index ON index.oid = indexrelid "
     "CROSS JOIN LATERAL unnest(indkey) WITH ORDINALITY AS parts (part, place) "
     "LEFT JOIN pg_catalog.pg_attribute ON attrelid = indrelid AND attnum = part "
     "WHERE indisunique AND place <= indnkeyatts AND indrelid = to_regclass(:quoted)",
     Product.MYSQL: "SELECT index_name, column_name, CASE WHEN column_name IS NULL THEN 'has an expression' "
-    "WHEN sub_part IS NOT NULL THEN concat('compares only the first ', sub_part, ' characters or bytes') END, NULL "
+    "WHEN sub_part IS NOT NULL THEN concat('compares only the first ', sub_part, ' characters or bytes') END, NULL, NULL "
     "FROM information_schema.statistics "
     "WHERE NOT non_unique AND table_schema = coalesce(:schema, database()) AND table_name = :name",
     Product.SQLITE: "SELECT indexes.name, parts.name, CASE WHEN indexes.partial THEN 'is partial: it has a WHERE clause' "
-    "WHEN parts.name IS NULL THEN 'has an expression' END, parts.coll "
+    "WHEN parts.name IS NULL THEN 'has an expression' END, parts.coll, NULL "
     "FROM pragma_index_list(:name, coalesce(:schema, 'main')) AS indexes, "
     "pragma_index_xinfo(indexes.name, coalesce(:schema, 'main')) AS parts WHERE indexes.\"unique\" AND parts.key",
 }
@@ -68,23 +75,34 @@ def unique_keys(
     columns: Mapping[str, Mapping[str, Any]],
 ) -> tuple[UniqueKey, ...]:
     """All unique keys of a table. `place`: its `schema`, `name` and `quoted` name. `primary`: its primary key's columns."""
-    parts: dict[str, list[tuple[str | None, str | None, tuple[str, ...]]]] = defaultdict(list)
-    for name, column, flaw, collation in connection.execute(text(_PARTS[product]), place):
+    parts: dict[str, list[_Part]] = defaultdict(list)
+    for name, column, flaw, collation, operator in connection.execute(text(_PARTS[product]), place):
         if column is not None and columns.get(column, {}).get("row_end"):
             continue  # MariaDB adds the end of a version to each key, the same for all current rows
-        parts[name].append((column, flaw, (collation,) if isinstance(collation, str) else tuple(collation or ())))
-    keys = [
-        UniqueKey(
-            name,
-            frozenset(column for column, _, _ in found if column is not None),
-            next((flaw for _, flaw, _ in found if flaw is not None), None),
-            {column: collation for column, _, collation in found if column is not None and collation},
-        )
-        for name, found in sorted(parts.items())
-    ]
+        by = (collation,) if isinstance(collation, str) else tuple(collation or ())
+        parts[name].append(_Part(column, flaw, by, tuple(operator or ())))
+    keys = [_key(name, found) for name, found in sorted(parts.items())]
     if primary and product is Product.SQLITE:  # of the row's number there is no index
         keys.append(UniqueKey("PRIMARY KEY", frozenset(primary)))
     return tuple(keys)
+
+
+class _Part(NamedTuple):
+    column: str | None
+    flaw: str | None
+    collation: tuple[str, ...]
+    operator: tuple[str, ...]
+
+
+def _key(name: str, parts: Sequence[_Part]) -> UniqueKey:
+    columns = {part.column: part for part in parts if part.column is not None}
+    return UniqueKey(
+        name,
+        frozenset(columns),
+        next((part.flaw for part in parts if part.flaw is not None), None),
+        {column: part.collation for column, part in columns.items() if part.collation},
+        {column: part.operator for column, part in columns.items() if part.operator},
+    )
 
 
 def check_key(table: str, keys: Sequence[UniqueKey], key: Sequence[str]) -> None:
@@ -104,13 +122,25 @@ def check_key(table: str, keys: Sequence[UniqueKey], key: Sequence[str]) -> None
 
 def collations_of(table: str, keys: Sequence[UniqueKey], key: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
     """By which the rows of a key are compared. Raises UsageError where unique keys of these columns compare in several ways."""
-    found = [unique for unique in keys if unique.columns == frozenset(key) and unique.flaw is None and unique.collations]
-    if any(unique.collations != found[0].collations for unique in found):
-        names = ", ".join(repr(unique.name) for unique in found)
-        raise UsageError(
-            f"table {table!r}: the indexes {names} compare the upsert's key by several collations: drop one of them"
-        )
-    return found[0].collations if found else {}
+    return _agreed(table, {unique.name: unique.collations for unique in _of_columns(keys, key)}, "collations")
+
+
+def operators_of(table: str, keys: Sequence[UniqueKey], key: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """As `collations_of`: by which operators two values are equal."""
+    return _agreed(table, {unique.name: unique.operators for unique in _of_columns(keys, key)}, "operators")
+
+
+def _of_columns(keys: Sequence[UniqueKey], key: Sequence[str]) -> list[UniqueKey]:
+    return [unique for unique in keys if unique.columns == frozenset(key) and unique.flaw is None]
+
+
+def _agreed(table: str, by: Mapping[str, Mapping[str, tuple[str, ...]]], what: str) -> Mapping[str, tuple[str, ...]]:
+    found = {name: each for name, each in by.items() if each}
+    first = next(iter(found.values()), {})
+    if any(each != first for each in found.values()):
+        names = ", ".join(map(repr, found))
+        raise UsageError(f"table {table!r}: the indexes {names} compare the upsert's key by several {what}: drop one of them")
+    return first
 
 
 def check_other_keys(

@@ -33,7 +33,7 @@ from headrace.connectors.sql.mysql import BulkInsert
 from headrace.connectors.sql.rows import RowTransaction
 from headrace.connectors.sql.table import Table, fields_of
 from headrace.connectors.sql.table_sink import StoredListCommitter, TableSink
-from headrace.connectors.sql.unique import check_key, check_other_keys, collations_of
+from headrace.connectors.sql.unique import check_key, check_other_keys, collations_of, operators_of
 from headrace.connectors.sql.url import Product, shown
 from headrace.enumerator.errors import FencedError, UsageError
 
@@ -249,7 +249,11 @@ def _upsert(connection: Connection, table: Table, key: Sequence[str], names: Seq
 
 def _delete(connection: Connection, table: Table, key: Sequence[str]) -> str:
     """A statement for the row of one key."""
-    found = " AND ".join(f"{column} = {_sign(table)}" for column in _compared(connection, table, key))
+    quote, by = connection.dialect.identifier_preparer.quote_identifier, operators_of(table.name, table.unique, key)
+    # An operator's name is not quoted; the driver takes a percent sign for a parameter.
+    operators = [f"OPERATOR({quote(by[name][0])}.{by[name][1].replace('%', '%%')})" if name in by else "=" for name in key]
+    compared = zip(_compared(connection, table, key), operators, strict=True)
+    found = " AND ".join(f"{column} {operator} {_sign(table)}" for column, operator in compared)
     return f"{table.delete} WHERE {found}"
 
 

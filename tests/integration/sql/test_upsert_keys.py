@@ -180,6 +180,30 @@ def test_rows_are_deleted_by_the_collation_of_the_index(any_rig, column, index, 
     assert sorted(name for (name,) in any_rig.rows("name")) == left
 
 
+@pytest.mark.filterwarnings("ignore:Did not recognize type")  # SQLAlchemy does not know it
+@pytest.mark.parametrize(("extension", "is_domain", "index", "deleted"), [
+    ("citext", False, "", "pen"), ("citext", True, "", "pen"), ("citext", False, "text_ops", "PEN"),
+    ("ltree", False, "", "PEN"),
+])  # fmt: skip
+def test_rows_are_deleted_by_the_operator_of_the_index(server, extension, is_domain, index, deleted):
+    """Regression: where an extension's schema was not on the search path, its type was compared as text, or not at all."""
+    rig = SqlRig(server("postgresql").url)
+    if rig.execute(f"SELECT count(*) FROM pg_available_extensions WHERE name = '{extension}'") == [(0,)]:
+        pytest.skip(f"this PostgreSQL is built without {extension}")
+    rig.execute("CREATE SCHEMA IF NOT EXISTS extensions")
+    rig.execute(f"CREATE EXTENSION IF NOT EXISTS {extension} SCHEMA extensions")
+    rig.execute(f"CREATE DOMAIN {rig.table}_d AS extensions.{extension}")
+    rig.create(f"name {f'{rig.table}_d' if is_domain else f'extensions.{extension}'}, price INT")
+    rig.execute(f"CREATE UNIQUE INDEX ON {rig.table} (name {index})")
+    rig.execute(f"INSERT INTO {rig.table} VALUES ('PEN', 1), ('ink', 2)")
+    sink = UpsertSink(rig.url, rig.table, key=("name",), change_type="op")
+    for name, left in (("INK" if index else "pencil", ["PEN", "ink"]), (deleted, ["ink"])):
+        with sink.begin(Attempt(f"deletes-{name}", 0, 0, 0)) as transaction:
+            transaction.write(pa.record_batch({"name": [name], "op": ["delete"]}))
+            transaction.prepare()
+        assert [name for (name,) in rig.execute(f"SELECT name::text FROM {rig.table} ORDER BY price")] == left
+
+
 def test_a_row_is_not_replaced_by_one_that_another_index_holds_for_equal(server):
     """ON CONFLICT of the columns alone takes all of their unique indexes."""
     rig = SqlRig(server("postgresql").url)
