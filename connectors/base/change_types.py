@@ -10,6 +10,7 @@ from headrace.connectors.base.nested import plain
 from headrace.enumerator.errors import UsageError
 
 _UPSERTS = ("c", "r", "u", "+I", "+U", "insert", "update", "upsert", "update_postimage", "snapshot", "false")
+_TRUNCATIONS = ("t", "truncate")
 _DELETES = ("d", "-D", "delete", "true")
 PREIMAGE = "update_preimage"
 _BEFORE = ("-U", PREIMAGE)
@@ -38,6 +39,11 @@ def deleted_rows(batch: pa.RecordBatch, column: str, where: str) -> pa.BooleanAr
     known = pc.is_in(kinds, pa.array([*_UPSERTS, *_DELETES, *_BEFORE]))
     if not pc.all(known, min_count=0).as_py():
         (found, *_) = kinds.filter(pc.invert(known)).to_pylist()
+        if found in _TRUNCATIONS:
+            raise UsageError(
+                f"{where}: the table that is read was truncated (column {column!r} is {found!r}), and no sink by key does so. "
+                "Empty this table and start the job over from a new snapshot, or leave such rows out: then its rows stay"
+            )
         said = ", ".join((*_UPSERTS, *_DELETES))
         raise UsageError(f"{where}: column {column!r} says what becomes of a row by {said}, and not by {found!r}")
     return pc.if_else(pc.is_in(kinds, pa.array(_BEFORE)), pa.scalar(None, pa.bool_()), pc.is_in(kinds, pa.array(_DELETES)))

@@ -253,8 +253,18 @@ def test_change_types_of_other_systems(tmp_path):
         rig = Rig("delta", tmp_path / str(at))
         rig.commit(0, (1, "a", insert), (1, "a", before), (1, "b", update), (2, "x", insert), (2, "x", delete))
         assert rig.rows() == {1: "b"}
-        with pytest.raises(UsageError, match=r"column 'op' says what becomes of a row by c, r, u, .*, and not by 't'"):
-            rig.commit(1, (1, None, "t"))
+        with pytest.raises(UsageError, match=r"column 'op' says what becomes of a row by c, r, u, .*, and not by 'x'"):
+            rig.commit(1, (1, None, "x"))
+
+
+@pytest.mark.parametrize("kind", ["t", "truncate"])
+def test_a_truncation_is_named_and_what_can_be_done(tmp_path, kind):
+    """Regression: the error only listed what else a change may be."""
+    rig = Rig("delta", tmp_path)
+    with pytest.raises(
+        UsageError, match=rf"was truncated \(column 'op' is '{kind}'\).* Empty this table .*, or leave such rows"
+    ):
+        rig.commit(0, (1, "a", "c"), (2, None, kind))
 
 
 @KINDS
