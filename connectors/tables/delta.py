@@ -86,6 +86,9 @@ _MISREAD_ADDRESS = re.compile(r"%[0-9A-Fa-f]{2}|[#\x00-\x1f]")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|/")
 _FILE = "__filename"
 """What Arrow calls the column of the file that a row is in."""
+_PLAIN_NAME = re.compile(r"[\w .-]+")
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_LONGEST_FOLDER = 255
 _OF_COLUMNS = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.physicalName")
 
 
@@ -441,6 +444,16 @@ class _DeltaFiles(FileLayout):
 
     def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
         return tuple((name, _partition_value(name, value)) for name, value in zip(self._partitioning, values, strict=True))
+
+    def folder(self, partition: Sequence[tuple[str, str | None]]) -> str:
+        """As Hive has it: Polars takes a partition's values from there, and not from the log.
+
+        No folder where a store may have none of that length, and of columns whose names would be read as others there.
+        """
+        values = (f"{name}={_NO_VALUE if value is None else quote(value, safe='')}/" for name, value in partition)
+        found = "".join(values)
+        is_plain = all(_PLAIN_NAME.fullmatch(name) for name, _ in partition)
+        return found if is_plain and len(found.encode()) <= _LONGEST_FOLDER else ""
 
     def row_group_bounds(self, schema: pa.Schema) -> list[str]:
         return columns_with_bounds(schema)

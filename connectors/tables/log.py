@@ -79,6 +79,10 @@ class FileLayout:
         """One row of `keys` as the log has it. Raises UsageError for a value that it cannot tell from another."""
         return ()
 
+    def folder(self, partition: Sequence[tuple[str, str | None]]) -> str:
+        """Where the files of such a partition are among a transaction's, with a slash behind it."""
+        return ""
+
     def row_group_bounds(self, schema: pa.Schema) -> list[str] | bool:
         """Of which of Parquet's columns row groups have bounds; True means of all."""
         return True

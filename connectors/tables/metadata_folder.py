@@ -1,6 +1,7 @@
 """The folder `_headrace` in a table: which transactions are open, which are about to be removed, and the lists of committables.
 
-    part-<job>/<epoch>-<task>-<number>-<token>/<n>.parquet     data files, where the commit leaves them
+    part-<job>/<epoch>-<task>-<number>-<token>/<n>.parquet     data files, where the commit leaves them; of a Delta table with
+                                                               partitions in folders <column>=<value>
     _headrace/<job>.job                                        the table has a marker of this job
     _headrace/<job>/<epoch>-<task>-<number>-<token>.open       files of this transaction may be there, and are not committed
     _headrace/<job>/<the same>.cleaned up                           its files are about to be removed
@@ -59,8 +60,8 @@ class WorkFolder:
         self._data = f"part-{job}"
         self._lists = CommitListSerializer(TableHandleSerializer())
 
-    def data_path(self, place: str, number: int) -> str:
-        return f"{self._data}/{place}/{number:05d}.parquet"
+    def data_path(self, place: str, name: str) -> str:
+        return f"{self._data}/{place}/{name}.parquet"
 
     def open_data(self, path: str) -> pa.NativeFile:
         return self._store.open_input_file(path)

@@ -180,7 +180,7 @@ class PartitionedFiles:
         partition = self._format.partition(values)
         if len(self._open) >= MOST_OPEN_FILES:
             self._close(next(iter(self._open)))  # nothing has come for it for the longest time
-        path = self._work.data_path(self._place, self._begun)
+        path = self._work.data_path(self._place, f"{self._format.folder(partition)}{self._begun:05d}")
         self._begun += 1
         self._open[values] = _File(self._work.create(path), path, partition, self._columns, self._layout, self._format)
         return self._open[values]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -104,10 +105,10 @@ def delta_values(folder: str) -> list[str]:
 
 def unadded_transactions(folder: str, job: str) -> set[str]:
     """Transactions of which there are files that no version has."""
-    added = {action["add"]["path"] for action in delta_actions(folder) if "add" in action}
+    added = {unquote(action["add"]["path"]) for action in delta_actions(folder) if "add" in action}
     root = Path(folder)
-    files = (path.relative_to(root) for path in (root / f"part-{job}").glob("*/*.parquet"))
-    return {path.parent.name for path in files if path.as_posix() not in added}
+    files = (path.relative_to(root) for path in (root / f"part-{job}").glob("*/**/*.parquet"))
+    return {path.parts[1] for path in files if path.as_posix() not in added}
 
 
 # --- faults ------------------------------------------------------------------------------------------------------------

@@ -94,6 +94,21 @@ def test_changes_by_key_take_the_place_of_rows(store, kind):
     assert rig.objects(".open") == []
 
 
+def test_files_of_any_partition_are_found_and_those_of_an_abandoned_epoch_removed(store):
+    """Folders have names with percent signs, which stores and addresses write in their own ways."""
+    rig = Rig(DELTA, store)
+    sink = DeltaSink(f"s3://{BUCKET}/{rig._name}p", storage_options=rig._options)
+    sink.create_table(ROWS, ["name"])
+    rig.sink, rig._uri = sink, sink.uri
+    names = ["a", "a b", "ü", "x/y", "c=d", "50%", "%41", "..", "it's", "#?:*", "~"]
+    abandoned = rig.prepared(0, dict(enumerate(names)), task=1)
+    driver(sink).commit(0, (rig.prepared(0, dict(enumerate(names))),))
+    assert rig.names() == sorted(names)
+    assert rig.objects(abandoned.place) == []
+    assert len(rig.objects("/name=")) == len(names)
+    assert rig.objects(".open") == []
+
+
 COMMITS = {DELTA: ("PUT", "_delta_log"), GLUE: ("POST", "UpdateTable")}
 """Method and text of the request that commits."""
 

@@ -144,7 +144,7 @@ def test_a_driver_that_is_still_running_cannot_commit_what_was_aborted(table):
 
 
 def files(table: Table) -> set[str]:
-    return {path.relative_to(table.root).parts[1] for path in Path(table.root).glob("part-*/*/*.parquet")}
+    return {path.relative_to(table.root).parts[1] for path in Path(table.root).glob("part-*/*/**/*.parquet")}
 
 
 def test_a_vacuum_removes_what_is_old_and_was_never_committed(table):

@@ -96,11 +96,11 @@ class Rig:
         """Files of the job that no version of the table has."""
         root = self.root
         if self.kind == "delta":
-            used = {str(root / action["add"]["path"]) for action in delta_actions(str(root)) if "add" in action}
+            used = {str(root / unquote(action["add"]["path"])) for action in delta_actions(str(root)) if "add" in action}
         else:
             found = iceberg_table(self.folder).inspect.all_data_files()["file_path"].to_pylist()
             used = {path.removeprefix("file://") for path in found}
-        return {str(path) for path in root.glob(f"part-{JOB}/*/*.parquet")} - used
+        return {str(path) for path in root.glob(f"part-{JOB}/*/**/*.parquet")} - used
 
 
 @pytest.fixture(params=["delta", "iceberg"])
@@ -244,6 +244,17 @@ def test_a_key_whose_change_moves_it_to_another_partition_is_there_once(tmp_path
     rig.commit(0, (1, "here", "c"), (2, "here", "c"))
     rig.commit(1, (1, "there", "u"))
     assert rig.rows() == {1: "there", 2: "here"}
+
+
+def test_rows_in_folders_of_any_name_are_replaced_and_no_file_is_left(tmp_path):
+    names = ["a", None, "a b", "ü", "x/y", "c=d", "50%", "%41", "..", "it's", "#?:*", "~", "l" * 300]
+    rig = Rig("delta", tmp_path, partition_by=("name",))
+    rig.commit(0, *((at, name, "c") for at, name in enumerate(names)))
+    rig.commit(1, *((at, name, "u") for at, name in enumerate(reversed(names))))
+    assert rig.rows() == dict(enumerate(reversed(names)))
+    DeltaTable(rig.sink.uri).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert rig.rows() == dict(enumerate(reversed(names)))
+    assert rig.unused() == set()
 
 
 def test_change_types_of_other_systems(tmp_path):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from unittest.mock import patch
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pytest
@@ -518,6 +519,40 @@ def test_partitions(tmp_path):
     assert all(row in rows for row in found)
     assert all(found.count(row) == rows.count(row) for row in rows)
     assert DeltaTable(sink.uri).to_pyarrow_table(filters=[("text", "=", "a/b=c%")]).num_rows == 1
+
+
+CITIES = ["a", None, "a b", "ü", "x/y", "c=d", "50%", "%41", "..", "it's", "#?:*", "~", "l" * 300]
+
+
+def test_files_are_in_folders_that_state_their_partition(tmp_path):
+    """Regression: Polars takes a partition's values from folders, as all usual writers have them, and read nulls."""
+    sink = DeltaSink(str(tmp_path / "table"))
+    sink.create_table(pa.schema({"city": pa.string(), "day of week": pa.int64(), "n": pa.int64()}), ["city", "day of week"])
+    rows = [{"city": city, "day of week": 7, "n": at} for at, city in enumerate(CITIES)]
+    prepared_rows(sink, 0, 1, pa.RecordBatch.from_pylist(rows))  # abandoned
+    commit_rows(sink, 0, pa.RecordBatch.from_pylist(rows))
+    assert left_over(sink) == set()
+    assert len([*Path(sink.uri).rglob("*.parquet")]) == len(rows)
+    added = [action["add"] for action in delta_actions(sink.uri) if "add" in action]
+    folders = {each["partitionValues"]["city"]: Path(unquote(each["path"])).parts[2:-1] for each in added}
+    *usual, long = CITIES
+    for city in usual:
+        name, _, value = folders[city][0].partition("=")
+        assert (name, value) == ("city", "__HIVE_DEFAULT_PARTITION__" if city is None else quote(city, safe=""))
+        assert folders[city][1:] == ("day of week=7",)
+    assert folders[long] == ()  # no file system has such a name
+    assert all(Path(sink.uri, unquote(each["path"])).is_file() for each in added)
+    found = DeltaTable(sink.uri).to_pyarrow_table().sort_by("n").select(["city", "day of week", "n"])
+    assert found.to_pylist() == rows
+
+
+def test_a_column_whose_name_is_no_folders_has_none(tmp_path):
+    sink = DeltaSink(str(tmp_path / "table"))
+    sink.create_table(pa.schema({"a/b=c": pa.string(), "n": pa.int64()}), ["a/b=c"])
+    commit_rows(sink, 0, pa.record_batch({"a/b=c": ["x"], "n": [1]}))
+    (path,) = delta_paths(sink.uri)
+    assert len(Path(path).parts) == 3
+    assert DeltaTable(sink.uri).to_pyarrow_table().select(["a/b=c", "n"]).to_pylist() == [{"a/b=c": "x", "n": 1}]
 
 
 def test_an_empty_text_is_no_partition(tmp_path):
