@@ -85,7 +85,8 @@ OPTIONS = OptionTable(
         Option(
             "timeZone",
             zone,
-            "of times without a zone in JSON and in names of folders. Default: the session's, `spark.sql.session.timeZone`",
+            "of times without a zone in JSON and in names of folders. Default: the session's, `spark.sql.session.timeZone`, "
+            "which `df.rdd`, `foreachPartition` and `toJSON` do not have; where none is set, that of the executor's JVM",
             "time_zone",
         ),
         Option(

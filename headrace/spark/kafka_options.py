@@ -242,7 +242,7 @@ _SOURCE: tuple[Option, ...] = (
         )
         for field in FIELDS
     ),
-    Option("timeZone", zone, "ours: of JSON times without a zone. Default: the session's, `spark.sql.session.timeZone`"),
+    Option("timeZone", zone, "ours: of JSON times without a zone. Default: the session's, as with files"),
     Option("onBadRecord", choice(BadRecord), "ours: what cannot be decoded: `fail` (default), `keep`, or `skip`"),
     Option("commitOffsetsToGroup", text, "ours, streaming: commit offsets to this group as batches complete"),
     Option("jvmCheckpoint", text, "ours: path of the JVM connector's checkpoint, if that query was killed in its first batch"),

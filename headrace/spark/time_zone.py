@@ -28,5 +28,8 @@ def session_time_zone() -> str:
     """
     found = task_time_zone()
     if found is None and TaskContext.get() is not None:
-        raise UsageError("Spark does not give the session's zone, which a time without one needs: give the option timeZone")
+        raise UsageError(
+            "Spark gives tasks of an RDD (df.rdd, foreachPartition, toJSON) no session's zone, which a time without one needs: "
+            "give the option timeZone"
+        )
     return found or os.environ.get("TZ") or os.path.realpath("/etc/localtime").partition("/zoneinfo/")[2] or "UTC"

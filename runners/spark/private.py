@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkConf, SparkContext, TaskContext
 from pyspark.sql import SparkSession
 
 if TYPE_CHECKING:
@@ -95,11 +95,15 @@ def submitted_settings() -> dict[str, str]:
 
 
 def task_time_zone() -> str | None:
-    """The zone of the session whose task this process runs; None in another process.
+    """The zone of the session whose task this process runs; None in another process, and in a task of an RDD: Spark gives the
+    session's settings to tasks of a query alone.
 
-    `TaskContext` has it where it was set, and not Spark's default, which is the zone of the driver's JVM: no machine's, nor
-    an executor's. Spark hands it to the program of the task, which keeps it in a variable. That is of the main thread.
+    `TaskContext` has it where it was set, and not Spark's default, which is the zone of the task's JVM. Spark hands that to the
+    program of the task, which keeps it in a variable. That is of the main thread.
     """
+    context = TaskContext.get()
+    if context is None or context.getLocalProperty("spark.sql.execution.id") is None:
+        return None
     frame = _frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         kind = frame.f_globals.get("RunnerConf")

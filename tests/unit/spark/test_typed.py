@@ -11,6 +11,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import fastavro
@@ -30,7 +31,7 @@ from headrace.connectors.base.sink import Attempt
 from headrace.connectors.formats.registry import client
 from headrace.enumerator.errors import CorruptDataError, StateError, UsageError
 from headrace.errors import AuthenticationError, UnknownSchemaError
-from headrace.runners.spark.private import task_time_zone
+from headrace.runners.spark import private
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.spark import kafka_formats, time_zone
 from headrace.spark.connectors import planned_stream_write
@@ -198,13 +199,14 @@ def test_the_zone_of_a_task_is_found_while_the_collector_ends_what_looks_at_thre
     """Regression: in Python 3.11 the task hung (gh-106883)."""
 
     def look() -> None:
+        private.TaskContext = SimpleNamespace(get=lambda: SimpleNamespace(getLocalProperty=lambda name: "0"))
         for _ in range(20):
             threading.Thread(target=threading.Event().wait, daemon=True).start()
         for allocations in range(1, 30):  # until one of those is the twentieth thread's frame
             gc.collect()
             LooksAtThreads()
             gc.set_threshold(allocations)
-            task_time_zone()
+            private.task_time_zone()
             gc.set_threshold(0)
 
     assert in_child(look) == "None"
