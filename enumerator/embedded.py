@@ -51,9 +51,10 @@ class EmbeddedRun(Generic[SplitT]):
 
     `poll` delivers; what it has returned counts as delivered, and is what the next `checkpoint` stores.
 
-    A call may be interrupted anywhere, as by Ctrl-C or a MemoryError. What `poll` had taken then is not delivered: the
-    next call starts new readers at what was delivered, and repeats what the source was asked. Where the bookkeeping itself was
-    interrupted, which takes microseconds, each call that follows raises StateError.
+    A call may raise what a reader raises, or be interrupted anywhere, as by Ctrl-C or a MemoryError. What `poll` had taken
+    then is not delivered: the next call starts new readers at what was delivered, and repeats what the source was asked when it
+    was interrupted. Where the bookkeeping itself was interrupted, which takes microseconds, each call that follows raises
+    StateError.
     """
 
     def __init__(
@@ -124,8 +125,6 @@ class EmbeddedRun(Generic[SplitT]):
         try:
             self._handed = self._polled(timeout)
             return None if self._handed is None else self._handed[1]
-        except HeadraceError:
-            raise
         except BaseException:
             self._handed, self._readers_are_behind = None, True
             raise
@@ -328,10 +327,9 @@ class EmbeddedRun(Generic[SplitT]):
                 answer = self._carry_out(self._commands[0])
                 self._is_deciding = True
             except BaseException as error:
+                self._readers_are_behind = True
                 if isinstance(error, Exception) and not isinstance(error, MemoryError):
                     self._commands.popleft()  # the caller may go on with those behind it
-                else:
-                    self._readers_are_behind = True
                 raise
             self._commands.popleft()
             if answer is not None:

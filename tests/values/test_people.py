@@ -10,11 +10,13 @@ import pickle
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from glob import glob
 from itertools import count
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -27,12 +29,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from headrace.connectors.base.sink import Attempt
 from headrace.delta import DeltaSink
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator
-from headrace.enumerator.errors import HeadraceError, StateError
+from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableError, StateError
 from headrace.files import FileSink
 from headrace.kafka import KafkaSink, KafkaSource, Latest
 from headrace.sql import UpsertSink
 from headrace.testing import FakeKafka
-from headrace.testing.memory import MemoryLog, MemorySource
+from headrace.testing.memory import MemoryLog, MemoryReader, MemorySource
 from tests.helpers.forked import in_child
 from tests.helpers.interruptions import OURS, Interruption
 from tests.helpers.table_rig import JOB, driver
@@ -51,6 +53,8 @@ READINGS, WRITINGS = 60, 80
 FOLDERS = tuple(f"{OURS}/{part}" for part in ("enumerator", "connectors"))
 MOMENTS = st.none() | st.integers(0, 300) | st.integers(0, 3000) | st.integers(0, 12_000)
 """The bytecode at which a call is interrupted, if any."""
+ERRORS = RetriableError, DataLossError
+"""Of a source that does not answer."""
 PARTITIONS = 2
 _numbers = count()
 
@@ -117,6 +121,8 @@ class Reading(RuleBasedStateMachine):
         self.written = [0] * PARTITIONS
         self.readers: list[Reader] = []
         self.checkpoints: list[tuple[bytes, list[int], list[int]]] = []
+        self.failure: Exception | None = None
+        """What a reader raises."""
         self.begin()
 
     def begin(self) -> None:
@@ -149,9 +155,17 @@ class Reading(RuleBasedStateMachine):
         return self.readers[-1 - at % len(self.readers)]
 
     @precondition(lambda self: self.readers)
-    @rule(at=st.integers(0, 2), moment=MOMENTS)
-    def next_one(self, at: int, moment: int | None) -> None:
-        self.next(at, moment)
+    @rule(at=st.integers(0, 2), moment=MOMENTS | st.sampled_from(ERRORS))
+    def next_one(self, at: int, moment: int | type[HeadraceError] | None) -> None:
+        if isinstance(moment, type):
+            with self.fails(moment):
+                self.next(at, None)
+        else:
+            self.next(at, moment)
+
+    def fails(self, error: type[HeadraceError]) -> AbstractContextManager[Any]:
+        """Meanwhile the source raises this `failure`, if it can."""
+        return nullcontext()
 
     def next(self, at: int, moment: int | None) -> None:
         reader = self.reader(at)
@@ -166,7 +180,7 @@ class Reading(RuleBasedStateMachine):
             case StateError():
                 self.check_refused(reader, answer)
             case error:
-                assert isinstance(error, KeyboardInterrupt), error
+                assert isinstance(error, KeyboardInterrupt) or error is self.failure, error
         COUNTS["reading"]["interrupted" if answer.interrupted else "calls"] += 1
 
     def check(self, reader: Reader, records: list[tuple[int, int]]) -> None:
@@ -312,10 +326,27 @@ class OfRun(Reading):
     def opened(self, checkpoint: bytes | None) -> Any:
         return EmbeddedRun(self.source, clock=lambda: 0.0, checkpoint=checkpoint, parallelism=2, assignment=self.assignment)
 
+    def fails(self, error: type[HeadraceError]) -> AbstractContextManager[Any]:
+        """Once, of a reader that has taken the split from those that it will look at."""
+        self.failure, real, left = error("planned"), MemoryReader._read, [True]
+
+        def failing(reader: MemoryReader, split: Any) -> Any:
+            if left:
+                left.clear()
+                raise self.failure
+            return real(reader, split)
+
+        return patch.object(MemoryReader, "_read", failing)
+
     def take(self, batches: Any) -> list[tuple[int, int]] | None:
         if batches.finished:
             raise StopIteration
-        batch = batches.poll(0.0)
+        before = batches.handed
+        try:
+            batch = batches.poll(0.0)
+        except KeyboardInterrupt:  # which may have come while the batch was returned
+            batches.take_back(before)
+            raise
         if batch is None:
             return None
         rows = batch.records
@@ -565,4 +596,4 @@ def test_whoever_writes_gets_right_rows_or_an_error():
 )
 def test_a_bug_of_what_people_use_is_found(machine, bug):
     with bug(), pytest.raises(AssertionError):
-        find(machine, READINGS)
+        find(machine, 4 * READINGS)

@@ -19,7 +19,7 @@ import pytest
 
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator
 from headrace.enumerator.checkpoint import CheckpointSerializer
-from headrace.enumerator.errors import RetriableError, StateError, UsageError
+from headrace.enumerator.errors import DataLossError, RetriableError, StateError, UsageError
 from headrace.kafka import KafkaSource, Latest
 from headrace.testing import FakeKafka
 from headrace.testing.memory import MemoryLog, MemoryReader, MemorySource
@@ -135,6 +135,33 @@ def test_an_end_that_was_interrupted_on_its_way_to_the_coordinator_is_not_lost()
         run.take_back(None)
         with pytest.raises(StateError, match="continue with a new one, from its last checkpoint"):
             read(run, [])
+
+
+@pytest.mark.parametrize(
+    "error", [RetriableError("busy"), DataLossError("gone"), OSError("cut"), KeyboardInterrupt(), MemoryError()]
+)
+@pytest.mark.parametrize("call", ["_read", "add_splits"])
+def test_a_split_whose_reader_raised_an_error_is_read_on(monkeypatch, call, error):
+    """Regression: after an error of headrace's the reader was kept, and had lost the split."""
+    real, left = getattr(MemoryReader, call), [error]
+
+    def failing(reader: MemoryReader, argument: Any) -> Any:
+        if left:
+            raise left.pop()
+        return real(reader, argument)
+
+    log, now_s, values = log_of(a="12"), 0.0, list[str]()
+    with EmbeddedRun(MemorySource(log, batch_size=1), clock=lambda: now_s, discovery_interval_s=10.0) as run:
+        assert run.poll(0.0) is not None
+        log.create("b", "34")
+        monkeypatch.setattr(MemoryReader, call, failing)
+        now_s = 11.0
+        with pytest.raises(type(error)):
+            run.poll(0.0)
+        for _ in range(6):
+            batch = run.poll(0.0)
+            values += [] if batch is None else batch.records.column("value").to_pylist()
+        assert sorted(values) == ["2", "3", "4"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])

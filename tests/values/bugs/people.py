@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from headrace.connectors.base.guard import AllOrNothing
 from headrace.enumerator import EmbeddedRun
+from headrace.enumerator.errors import HeadraceError
 
 Injected = Callable[[], AbstractContextManager[Any]]
 
@@ -19,6 +20,19 @@ def _never(name: str) -> AbstractContextManager[Any]:
 
 def readers_are_kept_after_an_interruption() -> AbstractContextManager[Any]:
     return _never("_readers_are_behind")
+
+
+def readers_are_kept_after_an_error_of_theirs() -> AbstractContextManager[Any]:
+    real = EmbeddedRun.poll
+
+    def poll(self: Any, timeout: float) -> Any:
+        try:
+            return real(self, timeout)
+        except HeadraceError:
+            self._readers_are_behind = False
+            raise
+
+    return patch.object(EmbeddedRun, "poll", poll)
 
 
 def a_run_goes_on_whose_state_is_half_changed() -> AbstractContextManager[Any]:
@@ -48,6 +62,7 @@ def a_transaction_goes_on_after_an_error() -> AbstractContextManager[Any]:
 
 OF_READERS: Sequence[Injected] = (
     readers_are_kept_after_an_interruption,
+    readers_are_kept_after_an_error_of_theirs,
     a_run_goes_on_whose_state_is_half_changed,
     a_checkpoint_lacks_the_last_batch,
     a_closed_run_reads_on,
