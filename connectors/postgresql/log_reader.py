@@ -106,21 +106,28 @@ class LogReader:
         without changes of the tables, or that the server is behind what the log had when this reader connected, or that rows
         are missing.
         """
-        if self._added is not None and self._added.may_read(self._split):
-            return self._read_chunk(self._added)
-        was_away = self._is_started and time.monotonic() - self._polled_s > _AWAY_S
+        away_s = time.monotonic() - self._polled_s if self._is_started else 0.0
         try:
             return self._polled(timeout)
         except RetriableError as error:
-            if not was_away:
+            self._begin_again(self._split)  # for the next call
+            if self._added is not None:
+                self._added.close()
+            if away_s <= _AWAY_S:
                 raise
-            log.warning("%s. Rows were being written for so long that the server took this reader for gone: it is back", error)
-            self._begin_again(self._split)
-            return self._polled(timeout)
+            batch = self._polled(timeout)
+            log.warning(
+                "%s. Nothing was read for %.0f s before, as while rows are written: this reader is connected again",
+                error,
+                away_s,
+            )
+            return batch
         finally:
             self._polled_s = time.monotonic()
 
     def _polled(self, timeout: float) -> SplitBatch[ChangesSplit] | None:
+        if self._added is not None and self._added.may_read(self._split):
+            return self._read_chunk(self._added)
         if not self._is_started:
             self._start()
         if self._durable:
@@ -139,11 +146,17 @@ class LogReader:
         return SplitBatch(split, self._rows.snapshot(oid, texts, split.position.lsn))
 
     def _begin_again(self, split: LogSplit) -> None:
-        """By another connection."""
-        if self._is_started:
-            self._log.close()
-            self._decoder.close()
+        """By other connections."""
+        self._hang_up()
+        self._decoder.close()
         self._begin(split)
+
+    def _hang_up(self) -> None:
+        self._log.close()
+        connection, self._connection = self._connection, None
+        self._orders.clear()  # they ask by it
+        if connection is not None:
+            connection.close()
 
     def _next(self, until: float) -> Decoded | None:
         """A part of a transaction that was received may be none that can be delivered yet."""
@@ -179,10 +192,7 @@ class LogReader:
 
     def close(self) -> None:
         _READERS.discard(self)
-        self._log.close()
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        self._hang_up()
         if self._added is not None:
             self._added.close()
         self._decoder.close()

@@ -20,14 +20,14 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from headrace.beam import ReadFromSource
-from headrace.connectors.postgresql import snapshot, waiting
+from headrace.connectors.postgresql import log_reader, snapshot, waiting
 from headrace.connectors.postgresql.discovery import LogDiscovery, start_of_log
 from headrace.connectors.postgresql.replication import LogConnection
 from headrace.connectors.postgresql.source import Seam, Snapshot
 from headrace.connectors.postgresql.splits import ChangesSplitSerializer, LogSplit, Origin
 from headrace.enumerator import EmbeddedRun, Source
 from headrace.enumerator.checkpoint import CheckpointSerializer
-from headrace.errors import DataLossError, StateError, UsageError
+from headrace.errors import DataLossError, RetriableError, StateError, UsageError
 from headrace.postgresql import ChangesSource, table_rows
 from headrace.runners.metrics import METRICS
 from headrace.runners.spark.split_stream import SplitPlanner, SplitRead
@@ -1165,6 +1165,29 @@ def test_a_reader_that_has_written_for_longer_than_the_server_waits_continues(ur
             run.checkpoint()
             time.sleep(1.5)
             run.checkpoint_completed()
+
+
+@pytest.mark.parametrize("polled", ["run", "reader"])
+def test_a_connection_that_was_lost_once_is_an_error_once(url: str, polled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: each later call that came within a second raised the error again."""
+    monkeypatch.setattr(log_reader, "_AWAY_S", 3600.0)
+    with EmbeddedRun(source_of(url, chunk_rows=3000), clock=time.monotonic) as run:
+        read_some(run, 3000)
+        psql(url, "INSERT INTO public.orders VALUES (8999, 'p', 'read')")
+        read_some(run, 1)
+        poll = run.poll if polled == "run" else run._slots[0].reader.poll
+        psql(url, f"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{SLOT}'")
+        psql(url, "INSERT INTO public.orders VALUES (9000, 'p', 'read')")
+        found, errors, deadline = list[int](), 0, time.monotonic() + 30
+        while not found and time.monotonic() < deadline:
+            try:
+                batch = poll(0.1)
+            except RetriableError:  # also while the server has not noticed that the slot is free
+                errors += 1
+            else:
+                found += [] if batch is None else batch.records.column("id").to_pylist()
+        assert found == [9000]
+        assert errors > 0
 
 
 ALTERED = ("ALTER PUBLICATION orders DROP TABLE public.orders", "ALTER PUBLICATION orders ADD TABLE public.orders")
