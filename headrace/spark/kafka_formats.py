@@ -204,7 +204,7 @@ def read_formats(
             inner, pinned = _schemed(said, wanted)
         else:
             inner = _without_schema(said, wanted, time_zone=given.get("timeZone", session_time_zone))
-            pinned = {"format": said.spec.name}
+            pinned = {"format": said.spec.name, **_type_asked_for(said, inner)}
         formats[field] = TypedFormat.seen(inner, pinned, wanted, field)
     return TypedOptions(formats, str(given.get("onBadRecord", BadRecord.FAIL)))  # type: ignore[arg-type] # its values
 
@@ -438,6 +438,12 @@ def _without_schema(
     return create_format(spec.name, arrow_type=arrow_type(field, column), time_zone=time_zone)
 
 
+def _type_asked_for(said: _Said, made: ValueFormat) -> dict[str, Any]:
+    """What a checkpoint pins of a format that has its type from the user. Nothing where a query does not read the field."""
+    kind = _described(made.arrow_type) if "arrow_type" in said.spec.arguments else {}
+    return {"type": kind} if kind else {}
+
+
 def _from_json(field: Field, text: str) -> DataType:
     try:
         return StructType.fromJson(json.loads(text))
@@ -529,9 +535,10 @@ def check_pinned(pinned: Mapping[str, Mapping[str, Any]], formats: Mapping[Field
             continue
         problem = _difference(was, formats[field]) if field in formats else f"there is no {field}Format now"
         if problem is not None:
+            by = f" ({field}SchemaVersion names a version)" if "id" in was else ""
             raise StateError(
                 f"this query's checkpoint was written with {field}Format={was.get('format')}, and {problem}. Continue with the "
-                f"schema of earlier ({field}SchemaVersion names a version), or start over with another checkpoint"
+                f"schema of earlier{by}, or start over with another checkpoint"
             )
 
 
@@ -570,7 +577,8 @@ def _narrower(was: Any, now: Any, path: str) -> str | None:  # noqa: ANN401 - JS
         return None
     if isinstance(was, list) and isinstance(now, list) and was[0] == now[0]:
         return _narrower(was[1], now[1], path)
-    return None if was == now else f"the type of '{path}' is another one now: {_named(now)}, and was {_named(was)}"
+    of = f" of '{path}'" if path else ""
+    return None if was == now else f"the type{of} is another one now: {_named(now)}, and was {_named(was)}"
 
 
 def _named(kind: Any) -> str:  # noqa: ANN401 - JSON

@@ -507,6 +507,31 @@ def test_a_replayed_batch_is_compared_too(registry, query):
         query.planner.tasks(query.planner.initial_offsets(), query.offset_log[-1])
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([StructField("b", StringType())], "its schema has no field 'a' any more"),
+        (
+            [StructField("a", StringType()), StructField("b", StringType())],
+            "the type of 'a' is another one now: string, and was",
+        ),
+    ],
+)
+def test_a_type_of_json_that_lacks_what_was_read_is_refused_and_one_with_more_continues(kafka, value, words):
+    """Regression: it was accepted, and with onBadRecord=skip all records of the other type were left out."""
+    kafka.append("flights", b'{"a": 1, "b": "x"}')
+    first = [StructField("a", IntegerType()), StructField("b", StringType())]
+    query = triggered(kafka, valueFormat="json", valueSchema=StructType(first).json())
+    assert pinned(query) == {"format": "json", "type": {"a": "int32", "b": "string"}}
+    query.run(valueSchema=StructType(value).json())
+    with pytest.raises(StateError, match=f"written with valueFormat=json, and {words}.*schema of earlier, or start over"):
+        query.trigger()
+    query.run(valueSchema=StructType([*first, StructField("c", LongType())]).json())
+    kafka.append("flights", b'{"a": 1, "b": "x"}')
+    assert query.trigger()
+    assert list(pinned(query)["type"]) == ["a", "b", "c"]
+
+
 def test_another_format_or_none_is_refused_and_one_that_is_new_is_taken(kafka, query):
     del query.options["schemaRegistryUrl"]
     query.run(valueFormat="string")
