@@ -273,7 +273,8 @@ class LogConnection:
         if confirmed is not None and 0 < lsn < int(confirmed):
             raise DataLossError(
                 f"{place} is at {lsn_text(int(confirmed))}, and the next changes to read are those after {lsn_text(lsn)}: "
-                f"another process has moved it, or it was made again. So {NEW_SNAPSHOT}"
+                "another reader has moved it, as where a query reads a frame twice (give each its slot, or use foreachBatch), "
+                f"or it was made again. So {NEW_SNAPSHOT}"
             )
 
     def _buffered(self, connection: pq.abc.PGconn, found: list[bytes], most: int) -> int:

@@ -508,7 +508,7 @@ def test_what_was_lost_is_named(items):
         system = log.start(0)
         _, position = ids(log, items.end())
         log.confirm(position)
-    with pytest.raises(DataLossError, match="another process has moved it"):
+    with pytest.raises(DataLossError, match="another reader has moved it, as where a query reads a frame twice"):
         items.log().start(position - 1)
     with pytest.raises(DataLossError, match="the server has lost the end of its log"):
         items.log().start(system.position + (1 << 30))
