@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
@@ -69,7 +69,7 @@ class KafkaSource(LogSource[KafkaSplit]):
     """Topics of a Kafka cluster as a source.
 
     Exactly one of `topics`, `pattern` (a regular expression for the whole name, Java's syntax) and `partitions`
-    ({"topic": [0, 1]}) says what is read. Arguments:
+    ({"topic": [0, 1]}, which may have none) says what is read. Arguments:
 
     - `start`: Earliest() (default), Latest(), At(offset), Timestamp(ms), Committed(group), or one per (topic, partition).
     - `start_of_new_partitions`: of those that appear after the first discovery; Earliest() (default), so that none of their
@@ -469,10 +469,10 @@ def _are_names(values: object) -> bool:
 
 def _numbered(partitions: object) -> tuple[TopicPartition, ...]:
     """Each partition once. Raises UsageError for anything but names with whole numbers from 0."""
-    named = partitions if isinstance(partitions, Mapping) else {}
+    named: Mapping[Any, Any] = partitions if isinstance(partitions, Mapping) else {None: ()}
     lists = {topic: numbers for topic, numbers in named.items() if isinstance(numbers, Collection)}
     wanted = [(topic, number) for topic, numbers in lists.items() for number in numbers]
-    if not wanted or lists.keys() != named.keys() or not _are_names(lists) or not all(_is_index(p) for _, p in wanted):
+    if lists.keys() != named.keys() or not _are_names(lists) or not all(_is_index(p) for _, p in wanted):
         raise UsageError(f"partitions must be like {{'topic': [0, 1]}}, not {partitions!r}")
     return tuple(dict.fromkeys(wanted))
 

@@ -18,6 +18,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import selected
 from headrace.kafka import At, Committed, Earliest, KafkaSource, KafkaSplit, Latest, Timestamp
+from headrace.testing import FakeKafka
 from tests.helpers.python_path import printed
 
 NOBODY = "127.0.0.1:1"
@@ -36,7 +37,6 @@ REFUSED = {
     "an empty name": ({"topics": ["t", ""]}, "topics must be a non-empty list"),
     "a pattern that is none": ({"topics": None, "pattern": "("}, "not a regular expression"),
     "an empty pattern": ({"topics": None, "pattern": ""}, "pattern must not be empty"),
-    "no partitions": ({"topics": None, "partitions": {"t": []}}, "partitions must be like"),
     "a negative partition": ({"topics": None, "partitions": {"t": [-1]}}, "partitions must be like"),
     "a partition that is not a number": ({"topics": None, "partitions": {"t": ["0"]}}, "partitions must be like"),
     "a partition that is a truth": ({"topics": None, "partitions": {"t": [True]}}, "partitions must be like"),
@@ -128,6 +128,15 @@ def test_what_is_read_is_one_tagged_value():
     assert make(topics=["b", "a", "b"]).subscription == Topics(("b", "a"))
     assert make(topics=None, pattern="a.*").subscription == Pattern("a.*")
     assert make(topics=None, partitions={"a": [1, 0, 1]}).subscription == Partitions((("a", 1), ("a", 0)))
+
+
+@pytest.mark.parametrize("partitions", [{}, {"t": []}])
+def test_an_assignment_without_partitions_has_no_records(partitions):
+    """Regression: it was refused, and Spark's own connector reads an empty frame."""
+    with FakeKafka() as kafka:
+        kafka.create_topic("t", partitions=1)
+        kafka.append("t", b"1")
+        assert list(KafkaSource(kafka.bootstrap, partitions=partitions, stop=Latest()).batches()) == []
 
 
 def test_the_schema_is_that_of_sparks_own_source():

@@ -75,6 +75,7 @@ def test_names_ignore_case():
         ({"subscribe": " a , b,"}, "topics", ("a", "b")),
         ({"subscribePattern": "a.*"}, "pattern", ".*(?:a.*).*"),
         ({"assign": '{"a":[0,1],"b":[2]}'}, "partitions", {"a": (0, 1), "b": (2,)}),
+        ({"assign": "{}"}, "partitions", {}),
     ],
 )
 def test_subscriptions(options, attribute, value):
