@@ -210,10 +210,11 @@ class SplitPlanner(SourcePlanner[SplitT]):
     def _over(self, reading: SplitReading[SplitT]) -> Unread[SplitT]:
         """What is left when the reading is over, as it is: Spark asks for the next one only then."""
         exhausted = reading.exhausted and self._source.boundedness is Boundedness.BOUNDED
-        if reading.exhausted and not exhausted and self._forgets(reading):
+        has_cursor = isinstance(self._discovery, IncrementalDiscovery)
+        if reading.exhausted and not exhausted and not has_cursor:
             raise StateError(
                 f"the checkpoint is of a bounded source, of which all splits are found, and {self._source.name!r} is unbounded "
-                "now: which of its splits were read is not known any more. Start with a new checkpoint"
+                "now: it cannot continue behind their end. Start with a new checkpoint"
             )
         backlog = Unread(reading.unread, reading.finished, reading.cursor, reading.more, exhausted)
         if self._ends is None:
@@ -263,15 +264,9 @@ class SplitPlanner(SourcePlanner[SplitT]):
         return self._last_closed[1]
 
     def _remembered(self, reading: SplitReading[SplitT], finished: Sequence[SplitT]) -> tuple[SplitT, ...]:
-        """Finished splits are remembered only for a discovery that would find them again."""
-        if isinstance(self._discovery, IncrementalDiscovery) or self._forgets(reading):
-            return ()
-        return (*reading.finished, *finished)
-
-    def _forgets(self, reading: SplitReading[SplitT]) -> bool:
-        """Whether finished splits left the state when all were found, which a discovery without a cursor would find again."""
-        has_cursor = isinstance(self._discovery, IncrementalDiscovery)
-        return reading.exhausted and not has_cursor and not self._read.keeps_finished
+        """Finished splits are remembered only for a discovery that would find them again, and where a source may follow."""
+        is_over = reading.exhausted and not self._read.keeps_finished
+        return () if is_over or isinstance(self._discovery, IncrementalDiscovery) else (*reading.finished, *finished)
 
     def _first_look(self) -> Unread[SplitT]:
         discovery = self._starting()

@@ -234,6 +234,16 @@ def test_a_source_that_is_added_behind_the_last_gets_its_whole_end(query: Query)
     assert [split["id"] for split in ends[0].splits] == list("tuvwxy")
 
 
+def test_a_last_source_that_was_bounded_is_refused_when_it_is_so_no_more(query: Query) -> None:
+    """Regression: where the last source of stages kept its splits, nothing behind their end was read, without an error."""
+    query.restart_with(Hybrid(History(HISTORY), then=Archive(TOPIC)))
+    while query.plan():
+        query.run()
+    query.restart_with(Hybrid(History(HISTORY), then=Feed(TOPIC)))
+    with pytest.raises(StateError, match="is of a bounded source, of which all splits are found, and 'feed' is unbounded now"):
+        query.plan()
+
+
 def test_an_offset_of_another_kind_of_source_is_refused(query: Query) -> None:
     with pytest.raises(StateError, match="the query's checkpoint: the offset of a batch cannot be read"):
         query.reader.latestOffset({"t": {"0": 1}}, ReadAllAvailable())
