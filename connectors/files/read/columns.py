@@ -64,7 +64,7 @@ class FileRows:
 class Columns:
     """The columns of the source. `data`: those that files and paths may have. `asked`: names, in order; None: all of `data`.
 
-    Raises UsageError for a column that there is not.
+    Raises UsageError for a column that there is not, and for one of a type of which Arrow makes no batch.
     """
 
     data: pa.Schema
@@ -75,6 +75,9 @@ class Columns:
     def __post_init__(self) -> None:
         """Refuse what there is not."""
         object.__setattr__(self, "schema", self._schema())
+        for each in self.schema:
+            if "run_end_encoded<" in str(each.type):  # which views of lists keep
+                raise UsageError(f"Arrow makes no batch of column {each.name!r}, {each.type}: give `columns` without it")
 
     def _schema(self) -> pa.Schema:
         if len(set(self.data.names)) != len(self.data.names):
@@ -272,10 +275,7 @@ def _own(on_bad: BadRecords) -> dict[str, pa.DataType]:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """A schema without metadata, dictionaries, and columns that cannot be null; a column without any value is text.
-
-    Raises UsageError for a type that Arrow has no values of.
-    """
+    """A schema without metadata, dictionaries, and columns that cannot be null; a column without any value is text."""
     return pa.schema([pa.field(each.name, _plain(each.type)) for each in schema])
 
 
@@ -294,8 +294,6 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if types.is_fixed_size_list(kind):
         inner = _plain(kind.value_type)
         return kind if inner == kind.value_type else pa.list_(inner, kind.list_size)
-    if (types.is_list_view(kind) or types.is_large_list_view(kind)) and "run_end_encoded<" in str(kind):
-        raise UsageError(f"Arrow makes no batch of {kind}: give the schema, without this column")
     return pa.list_(_plain(kind.value_type)) if types.is_list(kind) else kind
 
 
