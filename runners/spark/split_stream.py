@@ -155,7 +155,8 @@ class SplitPlanner(SourcePlanner[SplitT]):
         reading = self._format.from_json(end)
         if reading is None:
             return []
-        names = [None if self._ends is None else TaskName.of(reading, number) for number in range(len(reading.tasks))]
+        is_recorded = self._ends_of(reading) is not None
+        names = [TaskName.of(reading, number) if is_recorded else None for number in range(len(reading.tasks))]
         return [PlannedTask(splits, len(names), name, self._wait_s) for splits, name in zip(reading.tasks, names, strict=True)]
 
     def ended(self, start: str) -> Unread[SplitT] | None:
@@ -185,10 +186,11 @@ class SplitPlanner(SourcePlanner[SplitT]):
         """
         if self._published == reading.reading:
             return True
-        if self._ends is None:
+        ends = self._ends_of(reading)
+        if ends is None:
             finished: Sequence[SplitT] = reading.splits
         else:
-            recorded = self._closed(self._ends, reading)
+            recorded = self._closed(ends, reading)
             finished = [end.split for task in recorded for end in task.ends.values() if end.finished]
             if over.unread:
                 self._publisher.publish(over.unread)
@@ -202,8 +204,8 @@ class SplitPlanner(SourcePlanner[SplitT]):
             return False
         if self._report_outages.worked():
             log.warning("finished splits are reported to the source again")
-        if self._ends is not None and not self._source.repeats(reading.splits):
-            self._ends.remove_rows(reading)
+        if ends is not None and not self._source.repeats(reading.splits):
+            ends.remove_rows(reading)
         self._published = reading.reading
         return True
 
@@ -217,9 +219,10 @@ class SplitPlanner(SourcePlanner[SplitT]):
                 "now: it cannot continue behind their end. Start with a new checkpoint"
             )
         backlog = Unread(reading.unread, reading.finished, reading.cursor, reading.more, exhausted)
-        if self._ends is None:
+        records = self._ends_of(reading)
+        if records is None:
             return replace(backlog, finished=self._remembered(reading, reading.splits))
-        recorded = self._closed(self._ends, reading)
+        recorded = self._closed(records, reading)
         ends = [end for task in recorded for end in task.ends.values()]
         starts = {split.split_id: split for split in reading.splits}
         return replace(
@@ -262,6 +265,11 @@ class SplitPlanner(SourcePlanner[SplitT]):
         if self._last_closed is None or self._last_closed[0] != reading.reading:
             self._last_closed = reading.reading, ends.closed(reading)
         return self._last_closed[1]
+
+    def _ends_of(self, reading: SplitReading[SplitT]) -> EndsLog[SplitT] | None:
+        """Where its tasks record their ends, also if the splits have become finite and repeatable since it was planned."""
+        is_changed = reading.marked and self._ends is None
+        return EndsLog(self._format, checkpoint_of(self._read)) if is_changed else self._ends
 
     def _remembered(self, reading: SplitReading[SplitT], finished: Sequence[SplitT]) -> tuple[SplitT, ...]:
         """Finished splits are remembered only for a discovery that would find them again, and where a source may follow."""

@@ -773,6 +773,22 @@ def test_a_source_without_a_cursor_that_was_bounded_is_refused_when_it_is_so_no_
         feed.plan()
 
 
+@pytest.mark.parametrize("is_run", [True, False])
+def test_splits_that_have_become_finite_are_read_from_where_the_last_batch_stopped(
+    shelf: Shelf, feed: Query, *, is_run: bool
+) -> None:
+    """Regression: of a source that is bounded now what the last batch had read of a split counted as all of it."""
+    shelf.add("a", "a0")
+    assert feed.plan()
+    read = feed.run() if is_run else []
+    shelf.add("a", "a1")
+    feed.read = replace(feed.read, source=Ended(shelf))
+    feed.restart()
+    while not read or feed.plan():
+        read += feed.run()
+    assert read == ["a0", "a1"]
+
+
 def test_available_now_ends_though_new_splits_come(shelf: Shelf) -> None:
     for number in range(4):
         shelf.add(str(number), str(number))
