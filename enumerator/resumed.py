@@ -44,6 +44,7 @@ class ResumedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
         left = {state.split.split_id: state.split for state in self._checkpoint.splits if not state.finished}
         stage = self._checkpoint.stage
         if self._checkpoint.exhausted:
+            _tell_final(self._source, self._checkpoint)
             return DiscoveryResult(list(left.values()), complete=True, stage=stage)
         finished = [state.split for state in self._checkpoint.splits if state.finished]
         earlier = [split for split in finished if stage is not None and is_before(split, stage)]

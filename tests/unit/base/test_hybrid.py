@@ -386,6 +386,17 @@ def test_a_job_that_starts_at_a_savepoint_reads_the_stage_that_is_added():
     assert [each.split_id for each in discovery.at(following).initial().added] == ["2:c"]
 
 
+def test_the_last_source_is_asked_what_a_job_that_starts_at_its_end_leaves_out():
+    """Regression: a bounded source was asked where it has a cursor only, so a topic that was added was left out silently."""
+    last = Asked(log_of(a="34"))
+    source = Hybrid(bounded(log_of(c="12")), then=last)
+    with run_of(source) as run:
+        assert read(run) == "1234"
+        saved = CheckpointSerializer(source.name, source.split_serializer).deserialize(checkpointed(run))
+    assert resumed_discovery(source, saved).initial().complete
+    assert last.asked[-1] == ("final", ["a"])
+
+
 def test_files_to_be_removed_are_of_a_function_where_what_is_read_is_reported(tmp_path):
     """Regression: a function's source with `after_read` was refused everywhere, and not only where an engine asks ahead."""
     (tmp_path / "a").write_text("1\n")
