@@ -26,7 +26,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from headrace.connectors.base.capabilities import TaskCleanup
 from headrace.connectors.base.jobs import is_one_off
 from headrace.connectors.base.sink import CommitList, Committer, Outcome, PreparedGoneError, content_number, numbered_content
-from headrace.connectors.tables.handles import TableHandle, takes, task_of
+from headrace.connectors.tables.handles import TableHandle, table_changed, takes, task_of
 from headrace.connectors.tables.log import JobMarker, LoadedTable, TableFile, TableLog
 from headrace.connectors.tables.merging import Merge, Merger
 from headrace.connectors.tables.metadata_folder import LeftOver, WorkFolder, refused_by_store
@@ -317,19 +317,20 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
         required = {field.name for field in loaded.schema if not field.nullable} - dict(handle.columns).keys()
         is_placed = handle.changes is not None or handle.partitioning == loaded.partitioning
         if handle.table != loaded.id or not is_placed or changed or required:
-            what = ", ".join([*changed, *sorted(required)]) or "it is another one, or is partitioned in another way"
-            raise PeerError(
-                f"{self._where}: the table has changed since the files were written ({what}): write the epoch again"
-            )
+            what = [*changed, *sorted(required)] or ["it is another one, or is partitioned in another way"]
+            raise table_changed(self._where, what)
 
     def _takes(self, field: pa.Field, handle: TableHandle, kind: str) -> bool:
-        """Whether a column takes what these files have, also if it has become required since and they have no null."""
+        """Whether a column takes what these files have, also if it has become required since and they have no null.
+
+        Of changes the merge sees it, as nulls of deleted rows, and of those that others replace, do not count.
+        """
         if takes(field, kind):
             return True
-        if handle.changes is not None or not takes(field.with_nullable(nullable=True), kind):
+        if not takes(field.with_nullable(nullable=True), kind):
             return False
         work = self._work()
-        return not any(work.has_nulls(file, field.name) for file in handle.files)
+        return handle.changes is not None or not any(work.has_nulls(file, field.name) for file in handle.files)
 
     def _check_removable(self, work: WorkFolder, doomed: Collection[str]) -> None:
         """Raise FencedError for an older driver, StateError if a reader needs any of these: then the marks tell an untruth."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import Attempt, HandleSerializer
 from headrace.connectors.tables.changes import Changes
 from headrace.enumerator.envelope import readable_version, stored_number, stored_text
+from headrace.enumerator.errors import PeerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,11 @@ def kind_of(field: pa.Field) -> str:
 def takes(field: pa.Field, kind: str) -> bool:
     """Whether a column takes what one of this kind has: one that may be null takes what one that may not has, too."""
     return kind in (kind_of(field), kind_of(field).removesuffix(_NULLABLE))
+
+
+def table_changed(where: str, what: Iterable[str]) -> PeerError:
+    """The error for a table that does not take any more what was written for it: `what` are its columns that do not."""
+    return PeerError(f"{where}: the table has changed since the files were written ({', '.join(what)}): write the epoch again")
 
 
 def _ids(field: pa.Field) -> Iterator[str]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.connectors.tables.changes import last_of_each_key, without_keys
-from headrace.connectors.tables.handles import TableHandle, kind_of, place_of
+from headrace.connectors.tables.handles import TableHandle, kind_of, place_of, table_changed
 from headrace.connectors.tables.log import LoadedTable, TableFile
 from headrace.connectors.tables.metadata_folder import WorkFolder
 from headrace.connectors.tables.rows import completed
@@ -97,7 +97,10 @@ class Merger:
         attempt, reported = changes[0].attempt, changes[0].changes
         assert reported is not None
         place = place_of(attempt, token)
-        keys, rows = last_of_each_key(reported, _staged(work, changes), self._where)
+        keys, last = last_of_each_key(reported, _staged(work, changes), self._where)
+        rows = completed(last, loaded.schema)
+        if lacking := [field.name for field in rows.schema if not field.nullable and rows[field.name].null_count]:
+            raise table_changed(self._where, lacking)
         files = PartitionedFiles(work, place, self._layout, loaded.files, loaded.schema)
         work.open(place)
         removed = []
@@ -109,7 +112,7 @@ class Merger:
                     old.check_removable()
                     removed.append(old)
                     _write(files, kept)
-            _write(files, completed(rows, loaded.schema))
+            _write(files, rows)
             written = files.close()
         except Exception:
             files.discard()

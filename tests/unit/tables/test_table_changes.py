@@ -893,6 +893,21 @@ def test_a_column_of_partitions_that_is_required_by_then_is_looked_at_in_their_v
 
 
 @KINDS
+@pytest.mark.parametrize(("name", "op"), [("b", "insert"), (None, "delete"), (None, "insert")])
+def test_changes_without_nulls_are_merged_though_their_column_is_required_by_then(tmp_path, kind, name, op):
+    """Regression: the same prepared changes were refused for ever, as files of rows had been."""
+    sink_of(kind, tmp_path).create_table(NARROW)
+    merging = sink_of(kind, tmp_path, changes=Changes(("id",), (), "op"))
+    rows = [{"id": 1, "name": "a", "op": "insert"}, {"id": 2, "name": name, "op": op}]
+    handle = prepared_rows(merging, 0, 0, pa.RecordBatch.from_pylist(rows))
+    make_required(kind, tmp_path, "name")
+    is_refused = name is None and op == "insert"
+    with pytest.raises(PeerError, match=r"since the files were written \(name\)") if is_refused else nullcontext():
+        driver(merging).commit(0, (handle,))
+    assert rows_of(kind, tmp_path).num_rows == (0 if is_refused else 2 if name else 1)
+
+
+@KINDS
 def test_a_file_with_nulls_in_a_column_that_is_required_now_is_named_by_a_merge(tmp_path, kind):
     """Regression: it was Arrow's error, which named no file."""
     sink_of(kind, tmp_path).create_table(NARROW)
