@@ -86,9 +86,9 @@ _MISREAD_ADDRESS = re.compile(r"%[0-9A-Fa-f]{2}|[#\x00-\x1f]")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|/")
 _FILE = "__filename"
 """What Arrow calls the column of the file that a row is in."""
-_PLAIN_NAME = re.compile(r"[\w .-]+")
+_PLAIN_NAME = re.compile(r"[^/=%\\\x00-\x1f\x7f]+")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-_LONGEST_FOLDER = 255
+_LONGEST_NAME, _LONGEST_FOLDER = 255, 512  # file systems have no longer names, and S3 no keys of over 1024
 _OF_COLUMNS = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.physicalName")
 
 
@@ -450,10 +450,11 @@ class _DeltaFiles(FileLayout):
 
         No folder where a store may have none of that length, and of columns whose names would be read as others there.
         """
-        values = (f"{name}={_NO_VALUE if value is None else quote(value, safe='')}/" for name, value in partition)
-        found = "".join(values)
+        names = [f"{name}={_NO_VALUE if value is None else quote(value, safe='')}" for name, value in partition]
+        found = "".join(f"{name}/" for name in names)
         is_plain = all(_PLAIN_NAME.fullmatch(name) for name, _ in partition)
-        return found if is_plain and len(found.encode()) <= _LONGEST_FOLDER else ""
+        is_short = all(len(name.encode()) <= _LONGEST_NAME for name in names) and len(found.encode()) <= _LONGEST_FOLDER
+        return found if is_plain and is_short else ""
 
     def row_group_bounds(self, schema: pa.Schema) -> list[str]:
         return columns_with_bounds(schema)

@@ -546,6 +546,23 @@ def test_files_are_in_folders_that_state_their_partition(tmp_path):
     assert found.to_pylist() == rows
 
 
+@pytest.mark.parametrize(("values", "parts"), [
+    ({"a:b": "x", "c$": "y"}, ("a:b=x", "c$=y")),
+    ({"a": "x" * 253, "b": "y" * 253}, (f"a={'x' * 253}", f"b={'y' * 253}")),
+    ({"a": "x" * 254, "b": "y"}, ()),
+    ({"a": "\u30fc" * 29, "b": "y"}, ()),
+    (dict.fromkeys("abc", "x" * 200), ()),
+])  # fmt: skip
+def test_a_folder_has_any_usual_name_up_to_a_length(tmp_path, values, parts):
+    """Regression: columns such as `a$b` had no folders, nor several columns together, nor texts of 250 bytes."""
+    sink = DeltaSink(str(tmp_path / "table"))
+    sink.create_table(pa.schema({**dict.fromkeys(values, pa.string()), "n": pa.int64()}), list(values))
+    commit_rows(sink, 0, pa.RecordBatch.from_pylist([{**values, "n": 1}]))
+    (path,) = delta_paths(sink.uri)
+    assert Path(unquote(path)).parts[2:-1] == parts
+    assert DeltaTable(sink.uri).to_pyarrow_table().select([*values, "n"]).to_pylist() == [{**values, "n": 1}]
+
+
 def test_a_column_whose_name_is_no_folders_has_none(tmp_path):
     sink = DeltaSink(str(tmp_path / "table"))
     sink.create_table(pa.schema({"a/b=c": pa.string(), "n": pa.int64()}), ["a/b=c"])
