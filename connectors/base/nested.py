@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,19 +12,32 @@ from pyarrow import types
 
 from headrace.enumerator.errors import UsageError
 
+_Answer = TypeVar("_Answer")
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
-@lru_cache(maxsize=1024)
+def _cached(ask: Callable[[pa.DataType], _Answer]) -> Callable[[pa.DataType], _Answer]:
+    """The function with a cache. Extension types are left out of it: those that a user defines in Python have no hash."""
+    remembered = lru_cache(maxsize=1024)(ask)
+    return lambda kind: ask(kind) if isinstance(kind, pa.BaseExtensionType) else remembered(kind)
+
+
+@_cached
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """The type of what is in dictionaries, runs and views, at any depth: what a sink asks of a type, it asks of this one."""
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return plain_type(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind
     if all(plain_type(each.type) == each.type for each in _fields_of(kind)):
         return _VIEWS.get(kind, kind)
     if types.is_fixed_size_list(kind):  # with views Arrow casts it to one of this size only
         return pa.list_(plain_type(kind.value_type), kind.list_size)
     return with_types(kind, plain_type)
+
+
+def is_view(kind: pa.DataType) -> bool:
+    return bool(types.is_string_view(kind) or types.is_binary_view(kind))
 
 
 def plain(values: pa.Array) -> pa.Array:
@@ -161,15 +175,15 @@ def _never_null(field: pa.Field) -> UsageError:
     return UsageError(f"{field.name!r} is declared as never null, and a row has a null there")
 
 
-@lru_cache(maxsize=1024)
+@_cached
 def _is_encoded(kind: pa.DataType) -> bool:
     if types.is_dictionary(kind):
         inner = kind.value_type
-        return types.is_nested(inner) or types.is_dictionary(inner) or inner in _VIEWS or _is_encoded(inner)
+        return types.is_nested(inner) or types.is_dictionary(inner) or is_view(inner) or _is_encoded(inner)
     return types.is_run_end_encoded(kind) or any(_is_encoded(each.type) for each in _fields_of(kind))
 
 
-@lru_cache(maxsize=1024)
+@_cached
 def _has_required_field(kind: pa.DataType) -> bool:
     """Whether a record in this type has a field that is never null."""
     is_record = types.is_struct(kind)

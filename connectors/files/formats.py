@@ -11,7 +11,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.connectors.base.nested import cast_nested, plain, with_types, without_hidden_nulls
+from headrace.connectors.base.nested import cast_nested, is_view, plain, with_types, without_hidden_nulls
 from headrace.connectors.formats.json_lines import json_lines, unwritable
 from headrace.enumerator.errors import UsageError
 
@@ -147,7 +147,7 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
 
     pyarrow keeps the names of such types in the file, and can then not filter its rows. Of a dictionary it writes no null.
     """
-    if kind in _VIEWS:
+    if is_view(kind):
         return _VIEWS[kind]
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return _stored_type(kind.value_type)

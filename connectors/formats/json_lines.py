@@ -36,9 +36,9 @@ _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 def unwritable(data_type: pa.DataType) -> pa.DataType | None:
     """The type, or the one in it, that has no form in JSON; None if all have."""
+    data_type = plain_type(data_type)
     if isinstance(data_type, pa.BaseExtensionType):
         return unwritable(data_type.storage_type)
-    data_type = plain_type(data_type)
     if _is_nested(data_type):
         found = (unwritable(data_type.field(index).type) for index in range(data_type.num_fields))
         return next((inner for inner in found if inner is not None), None)
@@ -60,9 +60,9 @@ def json_lines(batch: pa.RecordBatch) -> bytes:
 
 def _texts(array: pa.Array) -> list[str]:
     """The JSON of each value."""
+    array = plain(array)
     if isinstance(array.type, pa.BaseExtensionType):
         return _texts(array.storage)
-    array = plain(array)
     if types.is_null(array.type):
         return ["null"] * len(array)
     scalars = _scalars(array.type)

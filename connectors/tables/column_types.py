@@ -45,6 +45,8 @@ def has_empty_struct(kind: pa.DataType) -> bool:
 def _table_type(kind: pa.DataType, own: OwnType) -> pa.DataType | None:
     if types.is_nested(kind):
         return _nested_type(kind, own)
+    if isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.UuidType):
+        return None  # those that a user defines in Python have no hash
     if kind in _WIDENED:
         return _WIDENED[kind]
     if types.is_timestamp(kind):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.connectors.base.nested import cast_nested, plain, record_fields, visible, without_hidden_nulls
+from headrace.connectors.base.nested import cast_nested, plain, plain_rows, record_fields, visible, without_hidden_nulls
+from headrace.connectors.formats.json_lines import json_lines, unwritable
 from headrace.connectors.formats.value_format import exactly
+from headrace.connectors.tables.column_types import table_schema
 from headrace.enumerator.errors import UsageError
 
 _STRICT = [
@@ -182,3 +185,34 @@ def test_plain_values_are_the_same_and_their_nulls_are_counted(kind, encoded, wi
         assert found.null_count == found.is_null().to_pylist().count(True)
         assert not any(word in str(found.type) for word in ("dictionary", "view", "run_end"))
         assert found.take([0]).to_pylist() == found.filter(pa.array([True] + [False] * (len(found) - 1))).to_pylist()
+
+
+class _City(pa.ExtensionType):
+    def __init__(self) -> None:
+        super().__init__(pa.string(), "headrace.tests.city")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, _: pa.DataType, __: bytes) -> _City:
+        return cls()
+
+
+@pytest.mark.parametrize("within", _WITHIN)
+def test_types_that_a_user_defines_are_kept(within):
+    """Regression: Python's extension types have no hash, so that each sink failed for them by a TypeError."""
+    column = _WITHIN[within](pa.ExtensionArray.from_storage(_City(), pa.array(["a", None, "b"])))
+    encoded = pa.DictionaryArray.from_arrays(list(range(len(column))), column)
+    assert plain(column) is column
+    rows = plain_rows(pa.record_batch({"c": column, "d": encoded}))
+    assert rows.schema.types == [column.type, column.type]
+    assert rows.to_pylist() == [{"c": value, "d": value} for value in column.to_pylist()]
+    assert [json.loads(line) for line in bytes(json_lines(rows)).splitlines()] == rows.to_pylist()
+    assert [unwritable(kind) for kind in rows.schema.types] == [None, None]
+    assert without_hidden_nulls(rows) is rows
+
+
+def test_a_table_has_no_types_that_a_user_defines():
+    with pytest.raises(UsageError, match=r"column 'c' is extension<headrace.tests.city<_City>>"):
+        table_schema(pa.schema({"c": _City()}), lambda _: None, "table")
