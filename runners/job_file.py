@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import linecache
 import sys
 import traceback
 from dataclasses import dataclass, field
@@ -30,7 +31,11 @@ class _TextLoader(SourceFileLoader):
         self._text = text
 
     def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self._text, self.path)
+        code = self.source_to_code(self._text, self.path)
+        lines = importlib.util.decode_source(self._text).splitlines(keepends=True)
+        # Else tracebacks and `inspect` have the lines of an edited file. Those without a time are not compared to it.
+        linecache.cache[self.path] = (len(self._text), None, lines, self.path)
+        return code
 
 
 def load_file(path: Path, name: str, text: bytes | None = None) -> ModuleType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import inspect
 import json
 import multiprocessing
 import os
@@ -52,7 +53,7 @@ from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import resumed
 from headrace.kafka import At, Committed, KafkaSink, KafkaSource, Latest
 from headrace.run import ExponentialDelay, FixedDelay, Pipeline, Retention, RunSettings
-from headrace.runners.job_file import PipelineFile
+from headrace.runners.job_file import PipelineFile, load_file
 from headrace.runners.local import checkpoints, coordinator, rescale
 from headrace.runners.local.checkpoints import (
     CheckpointNotStoredError,
@@ -1543,6 +1544,17 @@ def test_a_run_keeps_the_file_that_it_was_started_with(tmp_path, later):
     sent = pickle.loads(pickle.dumps(job))
     assert sent.modules() == ["headrace.testing"]
     assert isinstance(sent.load(), Pipeline)
+
+
+def test_tracebacks_have_the_lines_of_the_kept_file(tmp_path, monkeypatch):
+    """Regression: they, and `inspect`, had those of the edited file, with the numbers of the kept one."""
+    file, text = tmp_path / "a_kept_job.py", "def kept(rows):\n    return rows\n"
+    file.write_text(text)
+    job = PipelineFile.parse(f"{file}:kept")
+    file.write_text("# edited\n" * 20 + "def kept(rows):\n    return None\n")
+    monkeypatch.delitem(sys.modules, "a_kept_job", raising=False)
+    module = load_file(job.path, "a_kept_job", job.text)
+    assert inspect.getsource(module.kept) == text
 
 
 def test_a_file_that_may_not_be_read_is_a_usage_error(tmp_path, monkeypatch):
