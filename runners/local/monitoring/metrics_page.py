@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from socket import SHUT_RDWR, socket
 from socketserver import ThreadingMixIn
 from threading import Thread
 from typing import Any
@@ -21,6 +23,8 @@ Read = Callable[[], Mapping[str, Any]]
 
 _LOOK_S = 0.1
 """How often a server looks whether it is closed, in seconds."""
+
+_ANSWER_S = 1.0
 
 _Value = Callable[[Mapping[str, Any]], float]
 
@@ -44,6 +48,19 @@ _OF_LAST = {
 class OneThreadServer(WSGIServer):
     """Answers one client after the other, in the thread that serves."""
 
+    _client: socket | None = None
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - of socketserver
+        self._client = request
+        super().process_request(request, client_address)
+
+    def hang_up(self) -> None:
+        """End the answer under way, if there is one: a client may send its request as slowly as it likes."""
+        client = self._client
+        if client is not None:
+            with suppress(OSError):
+                client.shutdown(SHUT_RDWR)
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Nothing: a client has asked for nothing, or does not wait for the answer."""
 
@@ -58,7 +75,7 @@ class RunPage(Collector):
     """Serves until it is closed, or its process ends."""
 
     def __init__(
-        self, read: Read, address: str, port: int, healthy_s: float, server: type[WSGIServer] = ThreadingServer
+        self, read: Read, address: str, port: int, healthy_s: float, server: type[OneThreadServer] = ThreadingServer
     ) -> None:
         """`read`: the status now, empty before the first; called by threads of the server.
 
@@ -73,7 +90,7 @@ class RunPage(Collector):
         registry.register(self)
         self._metrics: Callable[..., Iterable[bytes]] = make_wsgi_app(registry)
         try:
-            self._server = make_server(address, port, self._answer, server, _Quiet)
+            self._server: OneThreadServer = make_server(address, port, self._answer, server, _Quiet)
         except (OSError, TypeError) as error:  # the latter for what cannot be the name of a host
             raise UsageError(f"metrics cannot be served at {address}:{port}: {error}") from error
         self.port = self._server.server_port
@@ -81,9 +98,14 @@ class RunPage(Collector):
         self._thread.start()
 
     def close(self) -> None:
-        """Let go of the port, when the answer under way is given."""
-        self._server.shutdown()
-        self._thread.join()
+        """Let go of the port, when the answer under way is given, or has taken a second."""
+        ending = Thread(target=self._server.shutdown, daemon=True)
+        ending.start()
+        self._thread.join(_ANSWER_S)
+        while self._thread.is_alive():
+            self._server.hang_up()
+            self._thread.join(_LOOK_S)
+        ending.join()
         self._server.server_close()
 
     def collect(self) -> Iterator[Metric]:

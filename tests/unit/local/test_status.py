@@ -9,6 +9,7 @@ import multiprocessing
 import re
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from contextlib import nullcontext
@@ -34,7 +35,7 @@ from headrace.runners.local import events
 from headrace.runners.local.core import RunSchedule
 from headrace.runners.local.monitoring import metrics_page
 from headrace.runners.local.monitoring.lag import ASK_S, STALE_S, LagWatch, RunLag
-from headrace.runners.local.monitoring.metrics_page import RunPage
+from headrace.runners.local.monitoring.metrics_page import OneThreadServer, RunPage
 from headrace.runners.local.monitoring.status import NoRunError, RunStatus, last_progress_s, read_status, remove_status
 from headrace.runners.local.monitoring.supervised import is_held, is_supervised, supervised
 from headrace.runners.local.rescale import is_requested
@@ -401,6 +402,24 @@ def test_a_port_that_is_taken_is_named():
     taken = page(dict).port
     with pytest.raises(UsageError, match=f"metrics cannot be served at 127.0.0.1:{taken}"):
         RunPage(dict, "127.0.0.1", taken, 60.0)
+
+
+def test_a_client_that_never_ends_its_request_does_not_hold_the_next_start(monkeypatch):
+    """Regression: the supervisor waited for it, and neither started the run again nor stopped."""
+    monkeypatch.setattr(metrics_page, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(metrics_page._Quiet, "timeout", None)
+    served = RunPage(dict, "127.0.0.1", 0, 60.0, OneThreadServer)
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\n")
+        until_s = time.monotonic() + 10
+        while served._server._client is None:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        closing = threading.Thread(target=served.close, daemon=True)
+        closing.start()
+        closing.join(10)
+        assert not closing.is_alive()
+    RunPage(dict, "127.0.0.1", served.port, 60.0, OneThreadServer).close()
 
 
 def test_top_writes_lines_of_json_in_a_pipe_until_the_run_ends(tmp_path, capsys):
