@@ -13,6 +13,7 @@ from pyarrow import types
 from headrace.enumerator.errors import UsageError
 
 _Answer = TypeVar("_Answer")
+_MOST_BYTES = 2**31 - 1
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
@@ -115,7 +116,7 @@ def cast_nested(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def unencoded(values: pa.Array) -> pa.Array:
-    """The values without runs, and without dictionaries of more than a number or a text: Arrow casts neither."""
+    """The values without runs, and without dictionaries of more than a number: Arrow casts none, or not of many texts."""
     kind = values.type
     if not _is_encoded(kind):
         return values
@@ -138,8 +139,20 @@ def unencoded(values: pa.Array) -> pa.Array:
 
 
 def _taken(values: pa.Array, places: pa.Array) -> pa.Array:
-    """Those at these places. Arrow cannot take them out of runs and views, also within."""
-    return plain(values).take(places)
+    """Those at these places. Arrow cannot take them out of runs and views, also within.
+
+    Raises UsageError for more texts than a column can hold: Arrow gives offsets that are too large for their type.
+    """
+    found = plain(values)
+    if types.is_string(found.type) or types.is_binary(found.type):
+        sizes = pc.binary_length(found)
+        most = (pc.max(sizes).as_py() or 0) * len(places)
+        if most > _MOST_BYTES and (pc.sum(sizes.take(places)).as_py() or 0) > _MOST_BYTES:
+            raise UsageError(
+                f"the texts of a {values.type} dictionary, or of runs, take over 2 GiB in a batch of {len(places)} rows, and a "
+                "column cannot hold them: make the batches smaller"
+            )
+    return found.take(places)
 
 
 def with_types(kind: pa.DataType, changed: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
@@ -179,7 +192,8 @@ def _never_null(field: pa.Field) -> UsageError:
 def _is_encoded(kind: pa.DataType) -> bool:
     if types.is_dictionary(kind):
         inner = kind.value_type
-        return types.is_nested(inner) or types.is_dictionary(inner) or is_view(inner) or _is_encoded(inner)
+        is_text = is_view(inner) or types.is_string(inner) or types.is_binary(inner)
+        return is_text or types.is_nested(inner) or types.is_dictionary(inner) or _is_encoded(inner)
     return types.is_run_end_encoded(kind) or any(_is_encoded(each.type) for each in _fields_of(kind))
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from headrace.connectors.base import nested
 from headrace.connectors.base.nested import cast_nested, plain, plain_rows, record_fields, visible, without_hidden_nulls
 from headrace.connectors.formats.json_lines import json_lines, unwritable
 from headrace.connectors.formats.value_format import exactly
@@ -185,6 +186,22 @@ def test_plain_values_are_the_same_and_their_nulls_are_counted(kind, encoded, wi
         assert found.null_count == found.is_null().to_pylist().count(True)
         assert not any(word in str(found.type) for word in ("dictionary", "view", "run_end"))
         assert found.take([0]).to_pylist() == found.filter(pa.array([True] + [False] * (len(found) - 1))).to_pylist()
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.string_view()], ids=str)
+def test_more_texts_than_a_column_can_hold_are_an_error(monkeypatch, kind):
+    """Regression: Arrow made offsets below 0 of a dictionary whose texts come often, and the process ended."""
+    monkeypatch.setattr(nested, "_MOST_BYTES", 10)
+    texts = pa.array(["abc", "d", None], kind)
+    for places in ([0, 0, 0, 1, 2], [0, 0, 0, 0], [1] * 11):
+        column = pa.DictionaryArray.from_arrays(pa.array(places, pa.int8()), texts)
+        rows = pa.record_batch({"c": column, "l": pa.ListArray.from_arrays([0, *[len(places)] * len(places)], column)})
+        if places[-1] == 2 or kind == pa.string_view():  # of views the offsets are large
+            assert plain_rows(rows).to_pylist() == rows.to_pylist()
+            continue
+        for name in rows.schema.names:
+            with pytest.raises(UsageError, match=rf"over 2 GiB in a batch of {len(places)} rows"):
+                plain(rows.column(name))
 
 
 class _City(pa.ExtensionType):
