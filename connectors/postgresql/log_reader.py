@@ -110,9 +110,6 @@ class LogReader:
         try:
             return self._polled(timeout)
         except RetriableError as error:
-            self._begin_again(self._split)  # for the next call
-            if self._added is not None:
-                self._added.close()
             if away_s <= _AWAY_S:
                 raise
             batch = self._polled(timeout)
@@ -126,6 +123,16 @@ class LogReader:
             self._polled_s = time.monotonic()
 
     def _polled(self, timeout: float) -> SplitBatch[ChangesSplit] | None:
+        """After a loss the next call starts at the split: what was decoded of it since is lost."""
+        try:
+            return self._read(timeout)
+        except RetriableError:
+            self._begin_again(self._split)
+            if self._added is not None:
+                self._added.close()
+            raise
+
+    def _read(self, timeout: float) -> SplitBatch[ChangesSplit] | None:
         if self._added is not None and self._added.may_read(self._split):
             return self._read_chunk(self._added)
         if not self._is_started:

@@ -20,7 +20,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from headrace.beam import ReadFromSource
-from headrace.connectors.postgresql import log_reader, snapshot, waiting
+from headrace.connectors.postgresql import log_reader, replication, snapshot, waiting
 from headrace.connectors.postgresql.discovery import LogDiscovery, start_of_log
 from headrace.connectors.postgresql.replication import LogConnection
 from headrace.connectors.postgresql.source import Seam, Snapshot
@@ -1188,6 +1188,38 @@ def test_a_connection_that_was_lost_once_is_an_error_once(url: str, polled: str,
                 found += [] if batch is None else batch.records.column("id").to_pylist()
         assert found == [9000]
         assert errors > 0
+
+
+def test_a_loss_while_a_reader_connects_again_costs_no_transaction(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: what was decoded then was left out by a reader that was polled again."""
+    real, refused = log_reader.connect, ["too many connections"] * 2
+
+    def refusing(place: str) -> psycopg.Connection:
+        if refused:
+            raise RetriableError(refused.pop())
+        return real(place)
+
+    monkeypatch.setattr(replication, "RECEIVE_BYTES", 1)  # each transaction alone
+    monkeypatch.setattr(log_reader, "_AWAY_S", 0.0)
+    monkeypatch.setattr(log_reader, "connect", refusing)  # by which it asks for the chunks of keys
+    with EmbeddedRun(source_of(url, chunk_rows=1000), clock=time.monotonic) as run:
+        psql(url, "UPDATE public.orders SET value = 'first' WHERE id = 5")
+        read_some(run, 1000)
+        psql(url, "UPDATE public.orders SET value = 'second' WHERE id = 5")
+        psql(url, "UPDATE public.orders SET value = 'third' WHERE id = 5")
+        read_some(run, 2000)
+        while run._slots[0].reader._log is None:
+            run.poll(0.1)
+        reader, values, errors, until = run._slots[0].reader, list[str](), 0, time.monotonic() + 30.0
+        while "third" not in values and time.monotonic() < until:
+            try:
+                batch = reader.poll(0.1)
+            except RetriableError:
+                errors += 1
+            else:
+                values += [] if batch is None else batch.records.column("value").to_pylist()
+        assert values == ["second", "third"]
+        assert (errors, refused) == (1, [])
 
 
 ALTERED = ("ALTER PUBLICATION orders DROP TABLE public.orders", "ALTER PUBLICATION orders ADD TABLE public.orders")
