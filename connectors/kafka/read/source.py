@@ -470,7 +470,7 @@ def _are_names(values: object) -> bool:
 def _numbered(partitions: object) -> tuple[TopicPartition, ...]:
     """Each partition once. Raises UsageError for anything but names with whole numbers from 0."""
     named: Mapping[Any, Any] = partitions if isinstance(partitions, Mapping) else {None: ()}
-    lists = {topic: numbers for topic, numbers in named.items() if isinstance(numbers, Collection)}
+    lists = {topic: each for topic, each in named.items() if isinstance(each, Collection) and not isinstance(each, str | bytes)}
     wanted = [(topic, number) for topic, numbers in lists.items() for number in numbers]
     if lists.keys() != named.keys() or not _are_names(lists) or not all(_is_index(p) for _, p in wanted):
         raise UsageError(f"partitions must be like {{'topic': [0, 1]}}, not {partitions!r}")

@@ -37,6 +37,7 @@ REFUSED = {
     "an empty name": ({"topics": ["t", ""]}, "topics must be a non-empty list"),
     "a pattern that is none": ({"topics": None, "pattern": "("}, "not a regular expression"),
     "an empty pattern": ({"topics": None, "pattern": ""}, "pattern must not be empty"),
+    "an empty text for partitions": ({"topics": None, "partitions": {"t": ""}}, "partitions must be like"),
     "a negative partition": ({"topics": None, "partitions": {"t": [-1]}}, "partitions must be like"),
     "a partition that is not a number": ({"topics": None, "partitions": {"t": ["0"]}}, "partitions must be like"),
     "a partition that is a truth": ({"topics": None, "partitions": {"t": [True]}}, "partitions must be like"),
