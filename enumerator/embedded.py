@@ -83,7 +83,8 @@ class EmbeddedRun(Generic[SplitT]):
         self._closed = self._released = False
         self._commands: deque[Command[SplitT] | _ReportCompleted[SplitT]] = deque()
         self._handed: tuple[int, SplitBatch[SplitT]] | None = None
-        self._readers_are_behind = False
+        self._polling: int | None = None
+        self._behind: set[int] = set()
         self._is_deciding = False
         assignment = assignment or default_assignment(source)
         if checkpoint is None:
@@ -121,12 +122,12 @@ class EmbeddedRun(Generic[SplitT]):
             return None
         self._note_delivered()
         self._keep_ends()
-        self._carry_on()
+        self._carry_out_commands()
         try:
             self._handed = self._polled(timeout)
             return None if self._handed is None else self._handed[1]
         except BaseException:
-            self._handed, self._readers_are_behind = None, True
+            self._handed = None
             raise
 
     @property
@@ -137,9 +138,12 @@ class EmbeddedRun(Generic[SplitT]):
     def take_back(self, before: SplitBatch[SplitT] | None) -> None:
         """What `poll` has returned has reached no caller, unless it is the batch `before`: it will be returned again."""
         if self._handed is not None and self._handed[1] is not before:
-            self._handed, self._readers_are_behind = None, True
+            self._handed = None
 
     def _polled(self, timeout: float) -> tuple[int, SplitBatch[SplitT]] | None:
+        if self._polling is not None:  # its reader failed, or what it gave is not delivered
+            self._behind.add(self._polling)
+            self._polling = None
         if self._due_at is not None and self._clock() >= self._due_at:
             self._is_deciding, self._due_at = True, None
             self._send(ev.DiscoveryDue())
@@ -149,9 +153,13 @@ class EmbeddedRun(Generic[SplitT]):
             # the reader polled last goes to the end, so that one busy reader does not starve the others
             slot = self._slots[number]
             self._slots = {**{other: each for other, each in self._slots.items() if other != number}, number: slot}
+            self._polling = number
+            if number in self._behind:
+                self._renew(number)
             batch = slot.reader.poll(timeout / len(waiting) if number in waiting else 0.0)
             if batch is not None:
                 return number, batch
+            self._polling = None
             # or a lazy enumerator would leave splits waiting behind one that has no end
             self._send(ev.SplitRequested(number))
         return None
@@ -220,6 +228,7 @@ class EmbeddedRun(Generic[SplitT]):
 
     def _end(self, reader: int) -> None:
         self._slots.pop(reader).reader.close()
+        self._behind.discard(reader)
         of_readers = ev.Assign, _ReportCompleted
         self._commands = deque(each for each in self._commands if not (isinstance(each, of_readers) and each.reader == reader))
 
@@ -248,6 +257,7 @@ class EmbeddedRun(Generic[SplitT]):
         self._check_state()
         if self._handed is None:
             return
+        self._polling = None
         number, batch = self._handed
         if batch.finished:  # what reader and coordinator know of its end belongs together
             self._is_deciding, self._handed = True, None
@@ -273,15 +283,13 @@ class EmbeddedRun(Generic[SplitT]):
                 enumerator.ledger.make_durable(states)
                 slot.progress.checkpoint_completed(states)
 
-    def _carry_on(self) -> None:
-        """Carry out what an interruption has left, then replace the readers that lost a batch by it."""
-        self._carry_out_commands()
-        if self._readers_are_behind:
-            for slot in self._slots.values():
-                slot.reader.close()
-                slot.reader = self.source.create_reader()
-                slot.reader.add_splits([state.split for state in slot.progress.snapshot().values() if not state.finished])
-            self._readers_are_behind = False
+    def _renew(self, number: int) -> None:
+        """Start a new reader at what was delivered: the one that is there has lost a batch, or failed."""
+        slot = self._slots[number]
+        slot.reader.close()
+        slot.reader = self.source.create_reader()
+        slot.reader.add_splits([state.split for state in slot.progress.snapshot().values() if not state.finished])
+        self._behind.discard(number)
 
     def _send(self, event: Event[SplitT]) -> None:
         self._decide(event)
@@ -327,7 +335,8 @@ class EmbeddedRun(Generic[SplitT]):
                 answer = self._carry_out(self._commands[0])
                 self._is_deciding = True
             except BaseException as error:
-                self._readers_are_behind = True
+                if isinstance(self._commands[0], ev.Assign):
+                    self._behind.add(self._commands[0].reader)
                 if isinstance(error, Exception) and not isinstance(error, MemoryError):
                     self._commands.popleft()  # the caller may go on with those behind it
                 raise
@@ -340,7 +349,7 @@ class EmbeddedRun(Generic[SplitT]):
         """May be interrupted, and is then repeated."""
         match command:
             case ev.Assign(reader, splits):
-                if not self._readers_are_behind and not self._closed:  # else a new reader starts with them
+                if reader not in self._behind and not self._closed:  # else a new reader starts with them
                     self._slots[reader].reader.add_splits(splits)
                 return None
             case _ReportCompleted(reader, splits):

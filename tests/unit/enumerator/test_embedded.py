@@ -306,6 +306,29 @@ def test_discovery_that_does_not_work_is_said_once_and_so_is_its_end(monkeypatch
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [fails, works, fails]
 
 
+def test_a_reader_that_fails_again_and_again_does_not_stop_another(monkeypatch):
+    """Regression: each error started all readers again, of which one needs some calls before it gives something."""
+    poll, polls = MemoryReader.poll, dict[MemoryReader, int]()
+
+    def slow(self, timeout):
+        polls[self] = polls.get(self, 0) + 1
+        if any(split.split_id == "bad" for split in self._splits):
+            raise RetriableError("its server is away")
+        return poll(self, timeout) if polls[self] > 2 else None
+
+    monkeypatch.setattr(MemoryReader, "poll", slow)
+    with run_of(MemorySource(log_of(bad="12", good="34"), batch_size=1), parallelism=2) as run:
+        found, errors = "", 0
+        for _ in range(40):
+            try:
+                batch = run.poll(0.0)
+            except RetriableError:
+                errors += 1
+            else:
+                found += "" if batch is None else "".join(batch.records.column("value").to_pylist())
+    assert (found, errors >= 10) == ("34", True)
+
+
 @pytest.mark.parametrize("error", [RetriableError("busy"), DeadlineExceededError("late"), ConnectionError("lost")])
 def test_positions_that_cannot_be_published_for_now_are_a_warning(monkeypatch, caplog, error):
     monkeypatch.setattr(MemorySource, "checkpoint_completed", raising(error), raising=False)

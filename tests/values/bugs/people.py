@@ -14,12 +14,12 @@ from headrace.enumerator.errors import HeadraceError
 Injected = Callable[[], AbstractContextManager[Any]]
 
 
-def _never(name: str) -> AbstractContextManager[Any]:
-    return patch.object(EmbeddedRun, name, property(lambda _: False, lambda *_: None), create=True)
+def _always(name: str, value: object) -> AbstractContextManager[Any]:
+    return patch.object(EmbeddedRun, name, property(lambda _: value, lambda *_: None), create=True)
 
 
 def readers_are_kept_after_an_interruption() -> AbstractContextManager[Any]:
-    return _never("_readers_are_behind")
+    return _always("_polling", None)
 
 
 def readers_are_kept_after_an_error_of_theirs() -> AbstractContextManager[Any]:
@@ -29,14 +29,14 @@ def readers_are_kept_after_an_error_of_theirs() -> AbstractContextManager[Any]:
         try:
             return real(self, timeout)
         except HeadraceError:
-            self._readers_are_behind = False
+            self._polling = None
             raise
 
     return patch.object(EmbeddedRun, "poll", poll)
 
 
 def a_run_goes_on_whose_state_is_half_changed() -> AbstractContextManager[Any]:
-    return _never("_is_deciding")
+    return _always("_is_deciding", False)
 
 
 def a_checkpoint_lacks_the_last_batch() -> AbstractContextManager[Any]:
