@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import docker
 import pytest
 
-from headrace.enumerator.errors import PeerError
+from headrace.enumerator.errors import PeerError, UsageError
 from headrace.testing.servers.kafka import containers, create_topic, start, start_broker
 from headrace.testing.servers.kafka.jars import kafka_jars
 from headrace.testing.servers.ports import is_listening
@@ -130,7 +130,7 @@ def test_containers_take_the_same_faults_as_processes() -> None:
 
 
 def test_a_refused_setting_is_named() -> None:
-    with pytest.raises(PeerError, match=r"log\.segment\.bytes"), start_broker(config={"log.segment.bytes": "no"}):
+    with pytest.raises(UsageError, match=r"log\.segment\.bytes"), start_broker(config={"log.segment.bytes": "no"}):
         pass
 
 
