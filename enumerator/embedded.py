@@ -30,10 +30,11 @@ def default_assignment(source: Source[SplitT]) -> Assignment[SplitT]:
 
 
 class _Slot(Generic[SplitT]):
-    """One reader and its bookkeeping."""
+    """One reader and its bookkeeping. `is_behind`: it failed, or lost a batch, and another one has to take its place."""
 
     def __init__(self, reader: SourceReader[SplitT]) -> None:
         self.reader = reader
+        self.is_behind = False
         self.progress: ReaderProgress[SplitT] = ReaderProgress()
         self.reported: Mapping[str, SplitState[SplitT]] = {}
 
@@ -52,8 +53,8 @@ class EmbeddedRun(Generic[SplitT]):
     `poll` delivers; what it has returned counts as delivered, and is what the next `checkpoint` stores.
 
     A call may raise what a reader raises, or be interrupted anywhere, as by Ctrl-C or a MemoryError. What `poll` had taken
-    then is not delivered: the next call starts new readers at what was delivered, and repeats what the source was asked when it
-    was interrupted. Where the bookkeeping itself was interrupted, which takes microseconds, each call that follows raises
+    then is not delivered: a later call starts a new reader at what was delivered, and repeats what the source was asked when
+    it was interrupted. Where the bookkeeping itself was interrupted, which takes microseconds, each call that follows raises
     StateError.
     """
 
@@ -83,8 +84,7 @@ class EmbeddedRun(Generic[SplitT]):
         self._closed = self._released = False
         self._commands: deque[Command[SplitT] | _ReportCompleted[SplitT]] = deque()
         self._handed: tuple[int, SplitBatch[SplitT]] | None = None
-        self._polling: int | None = None
-        self._behind: set[int] = set()
+        self._polling: _Slot[SplitT] | None = None
         self._is_deciding = False
         assignment = assignment or default_assignment(source)
         if checkpoint is None:
@@ -142,7 +142,7 @@ class EmbeddedRun(Generic[SplitT]):
 
     def _polled(self, timeout: float) -> tuple[int, SplitBatch[SplitT]] | None:
         if self._polling is not None:  # its reader failed, or what it gave is not delivered
-            self._behind.add(self._polling)
+            self._polling.is_behind = True
             self._polling = None
         if self._due_at is not None and self._clock() >= self._due_at:
             self._is_deciding, self._due_at = True, None
@@ -153,9 +153,9 @@ class EmbeddedRun(Generic[SplitT]):
             # the reader polled last goes to the end, so that one busy reader does not starve the others
             slot = self._slots[number]
             self._slots = {**{other: each for other, each in self._slots.items() if other != number}, number: slot}
-            self._polling = number
-            if number in self._behind:
-                self._renew(number)
+            self._polling = slot
+            if slot.is_behind:
+                self._renew(slot)
             batch = slot.reader.poll(timeout / len(waiting) if number in waiting else 0.0)
             if batch is not None:
                 return number, batch
@@ -228,7 +228,6 @@ class EmbeddedRun(Generic[SplitT]):
 
     def _end(self, reader: int) -> None:
         self._slots.pop(reader).reader.close()
-        self._behind.discard(reader)
         of_readers = ev.Assign, _ReportCompleted
         self._commands = deque(each for each in self._commands if not (isinstance(each, of_readers) and each.reader == reader))
 
@@ -283,13 +282,12 @@ class EmbeddedRun(Generic[SplitT]):
                 enumerator.ledger.make_durable(states)
                 slot.progress.checkpoint_completed(states)
 
-    def _renew(self, number: int) -> None:
-        """Start a new reader at what was delivered: the one that is there has lost a batch, or failed."""
-        slot = self._slots[number]
+    def _renew(self, slot: _Slot[SplitT]) -> None:
+        """Start a new reader at what was delivered."""
         slot.reader.close()
         slot.reader = self.source.create_reader()
         slot.reader.add_splits([state.split for state in slot.progress.snapshot().values() if not state.finished])
-        self._behind.discard(number)
+        slot.is_behind = False
 
     def _send(self, event: Event[SplitT]) -> None:
         self._decide(event)
@@ -336,7 +334,7 @@ class EmbeddedRun(Generic[SplitT]):
                 self._is_deciding = True
             except BaseException as error:
                 if isinstance(self._commands[0], ev.Assign):
-                    self._behind.add(self._commands[0].reader)
+                    self._slots[self._commands[0].reader].is_behind = True
                 if isinstance(error, Exception) and not isinstance(error, MemoryError):
                     self._commands.popleft()  # the caller may go on with those behind it
                 raise
@@ -349,8 +347,9 @@ class EmbeddedRun(Generic[SplitT]):
         """May be interrupted, and is then repeated."""
         match command:
             case ev.Assign(reader, splits):
-                if reader not in self._behind and not self._closed:  # else a new reader starts with them
-                    self._slots[reader].reader.add_splits(splits)
+                slot = self._slots[reader]
+                if not slot.is_behind and not self._closed:  # else a new reader starts with them
+                    slot.reader.add_splits(splits)
                 return None
             case _ReportCompleted(reader, splits):
                 self._slots[reader].reader.checkpoint_completed(splits)
