@@ -231,11 +231,11 @@ class Life:
 
     # --- the table ------------------------------------------------------------------------------------------------------
 
-    def columns(self, connection: Any, generated: bool = False) -> dict[str, str]:
-        """The plain ones that steps are about, or the generated ones, with their types."""
+    def columns(self, connection: Any, generated: str = "") -> dict[str, str]:
+        """Those that steps are about, with their types. `generated`: how, as in `attgenerated`; by default not at all."""
         found = connection.execute(
             "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 "
-            "AND NOT attisdropped AND (attgenerated <> '') = %s AND attname <> ALL('{id,at,big}')",
+            "AND NOT attisdropped AND attgenerated = %s AND attname <> ALL('{id,at,big}')",
             [self.table, generated],
         )
         return dict(found.fetchall())
@@ -301,7 +301,7 @@ class Life:
     def alter(self, connection: Any, step: Step) -> None:
         """Raises psycopg's errors for what the table does not have, or cannot do."""
         (what, arguments), t = step, self.table
-        there = [*self.columns(connection, generated=what == "plain")]
+        there = [*self.columns(connection, "s" if what == "plain" else "")]
         free = [name for name in NAMES if name not in there]
         if what in ("drop", "type", "rename", "plain"):
             arguments = (there[arguments[0] % len(there)], *arguments[1:]) if there else ("none", *arguments[1:])

@@ -263,6 +263,8 @@ class Reading(RuleBasedStateMachine):
         assert not is_picklable(self.reader(at).batches)
 
     def teardown(self) -> None:
+        if self.checkpoints:
+            self.open(len(self.checkpoints))  # the last one
         for reader in self.readers:
             if not (reader.is_closed or reader.is_refused):
                 self.finish(reader)
