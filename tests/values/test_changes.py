@@ -1,8 +1,8 @@
 """A search for rows of PostgreSQL's tables that their changes lose, double or change: the table itself is the oracle.
 
-A table lives: rows are written in transactions that overlap, columns are added, dropped, altered and renamed, the table is
-rewritten and truncated, while its changes are read, kept in checkpoints, and read again from there. A cell that was written
-since its column was last altered has the table's value in the copy.
+In the history of a table rows are written in transactions that overlap, columns are added, dropped, altered and renamed, and
+the table is rewritten and truncated, while its changes are read, kept in checkpoints, and read again from there. A cell that
+was written since its column was last altered has the table's value in the copy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.values.bugs import changes as bugs
 pytestmark = pytest.mark.timeout(300)
 
 COUNTS: Counter[str] = Counter()
-LIVES = 100
+TABLES = 100
 """Examples of the default budget."""
 KEYS, MARK, LARGE = 40, 10**6, "x" * 3000
 TYPES = (
@@ -168,7 +168,7 @@ def written(chance: Random) -> Step:
     return what, arguments[what]
 
 
-class Life:
+class History:
     """A table and the copy of it."""
 
     _numbers = itertools.count(time.time_ns() % 10**9)
@@ -284,7 +284,7 @@ class Life:
                 raise psycopg.Rollback(whole)
 
     def open(self, writes: list[Step]) -> None:
-        """The transaction is left open. A run is there: its start would wait for the end."""
+        """The transaction stays open. A run is there: its start would wait for the end."""
         if self.run is None:
             return
         try:
@@ -486,7 +486,7 @@ class Life:
         self.end()
 
     def end(self) -> None:
-        """All is read, or what is refused stays refused, which something in the table's life has to explain."""
+        """All is read, or what is refused stays refused, which something in the table's history has to explain."""
         self.join()
         self.other.commit()
         self.now += 1
@@ -505,7 +505,7 @@ class Life:
                 return
             assert time.monotonic() < until, f"nothing more comes: {self.refusals}"
         self.compare()
-        COUNTS.update({"lives": 1, "lives with refusals": bool(self.refusals)})
+        COUNTS.update({"tables": 1, "tables with refusals": bool(self.refusals)})
 
     def compare(self) -> None:
         names = [name for (name, *_) in self.db.execute(f"SELECT * FROM {self.table} LIMIT 0").description or ()]
@@ -565,29 +565,29 @@ def is_same(ours: Any, value: str | None) -> bool:
 
 
 def check(url: str, plan: Plan) -> None:
-    life = Life(url, plan)
+    history = History(url, plan)
     try:
-        life.play()
+        history.play()
     except AssertionError as error:
         error.add_note(repr(plan))
         raise
     finally:
-        life.close()
+        history.close()
 
 
-def lives(url: str) -> Callable[[], None]:
+def tables(url: str) -> Callable[[], None]:
     return given(st.integers(0, 2**32 - 1))(lambda number: check(url, plan_of(number)))
 
 
 def test_a_short_run_of_changes(url):
-    find(lives(url), 8)
+    find(tables(url), 8)
 
 
 def test_the_copy_by_changes_is_the_table(url):
-    explore(lambda: lives(url), LIVES, "changes", COUNTS)
+    explore(lambda: tables(url), TABLES, "changes", COUNTS)
 
 
 @pytest.mark.parametrize("bug", bugs.OF_CHANGES)
 def test_a_bug_of_changes_is_found(url, bug):
     with bug(), pytest.raises(AssertionError):
-        find(lives(url), LIVES)
+        find(tables(url), TABLES)
