@@ -31,17 +31,9 @@ class NamesSum(NamedTuple):
         return cls(len(names), names.count(None), checksum(json.dumps(names)))
 
     def may_be_of(self, names: Names) -> bool:
-        """Whether no column is renamed or created again. Where several were dropped, one that was added may be one of them."""
-        before, added = names[: self.last], names[self.last :]
-        now = NamesSum.of(before)
-        gone = now.unnamed - self.unnamed
-        if now.last < self.last:
-            return True
-        if gone == 1:
-            places = [place for place, name in enumerate(before) if name is None]
-            back = ((*before[:place], name, *before[place + 1 :]) for place in places for name in added)
-            return all(NamesSum.of(each) != self for each in back)
-        return not any(added) if gone else now == self
+        """Whether no column is known to be renamed. A dropped one hides that: all names are compared behind the snapshot."""
+        now = NamesSum.of(names[: self.last])
+        return now == self or now.last < self.last or now.unnamed > self.unnamed
 
     def lacks_one_of(self, names: Names) -> bool:
         """Whether a column is read now that was there then, and was not."""
@@ -49,17 +41,14 @@ class NamesSum(NamedTuple):
 
 
 def check_sum(table: str, known: NamesSum | None, now: Names) -> None:
-    """Raise UsageError where a column was renamed, or may have been created again.
+    """Raise UsageError where a column was renamed since the snapshot started.
 
     `known`: None in checkpoints of headrace before it was kept.
     """
     if known is not None and known.lacks_one_of(now):
         raise _unread(table, "a column")
     if known is not None and not known.may_be_of(now):
-        raise UsageError(
-            f"a column of {table} was renamed, or dropped and (as far as is known) created again, since its snapshot started: "
-            f"undo a renaming, or {NEW_SNAPSHOT}"
-        )
+        raise UsageError(f"a column of {table} was renamed since its snapshot started: undo that, or {NEW_SNAPSHOT}")
 
 
 def check_names(table: str, known: Names, now: Names) -> None:
@@ -105,6 +94,16 @@ def with_dropped(known: Names, now: Names) -> Names:
     return tuple(new if new is not None else old for old, new in zip_longest(known, now))
 
 
+def check_all(table: str, read: Sequence[Names], now: Names) -> Names:
+    """The names to keep of a table whose rows were read by these. Raises UsageError as `check_names` and `check_read` do."""
+    kept = now
+    for known in read:
+        check_names(table, known, now)
+        check_read(table, known, now)
+        kept = with_dropped(known, kept)
+    return kept
+
+
 def read_sum(data: Any) -> NamesSum | None:  # noqa: ANN401 - JSON
     """What a chunk has stored. TypeError and ValueError mean damaged data."""
     return None if data is None else NamesSum(*map(stored_number, data))
@@ -117,6 +116,9 @@ def stored_columns(columns: Sequence[tuple[int, Names]]) -> dict[str, list[str |
 
 def read_columns(data: Any) -> tuple[tuple[int, Names], ...]:  # noqa: ANN401 - JSON
     """What `stored_columns` gave. TypeError, AttributeError and ValueError mean damaged data."""
-    return tuple(
-        (int(oid), tuple(None if name is None else stored_text(name) for name in names)) for oid, names in data.items()
-    )
+    return tuple((int(oid), read_names(names)) for oid, names in data.items())
+
+
+def read_names(data: Any) -> Names:  # noqa: ANN401 - JSON
+    """Of a stored table. TypeError means damaged data."""
+    return tuple(None if name is None else stored_text(name) for name in data)

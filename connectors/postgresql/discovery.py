@@ -10,7 +10,7 @@ from typing import Protocol
 import psycopg
 
 from headrace.connectors.postgresql import catalog
-from headrace.connectors.postgresql.columns import NamesSum, check_names, check_sum, read_sum
+from headrace.connectors.postgresql.columns import Names, NamesSum, check_all, check_names, read_names
 from headrace.connectors.postgresql.connection import connect, translated
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.partitions import other_identity, unlogged
@@ -119,13 +119,16 @@ def start_of_log(splits: Sequence[ChangesSplit]) -> JsonObject:
     chunks = [split for split in splits if isinstance(split, ChunkSplit)]
     tables = {chunk.table: chunk.oid for chunk in chunks}
     published = {chunk.oid: chunk.published_by for chunk in chunks}
-    columns = {str(chunk.oid): list(chunk.columns) for chunk in chunks if chunk.columns}
+    names: dict[str, list[Names]] = {}
+    for chunk in chunks:
+        of_table = names.setdefault(str(chunk.oid), [])
+        of_table += [each for each in chunk.names if each not in of_table]
     return {
         "position": stored_origin(chunks[0].slot),
         "tables": tables,
         "seam": stored_seam(seam_of(chunks)),
         "published_by": stored_published([*published.items()]),
-        "columns": columns,
+        "columns": {oid: [*map(list, each)] for oid, each in names.items()},
         "options": chunks[0].options and stored_options(chunks[0].options),
     }
 
@@ -170,6 +173,7 @@ def _cut(connection: psycopg.Connection, followed: Followed, rows: int, place: O
             published_by=followed.published_by,
             columns=columns,
             options=followed.options,
+            names=() if number else (table.names,),
         )
 
 
@@ -193,24 +197,33 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
         self._options: catalog.PublicationOptions | None = None
 
     def initial(self) -> DiscoveryResult[ChangesSplit]:
-        """Raises UsageError for a table with a column that was renamed behind its chunks."""
-        followed = self._source.followed
-        columns = tuple((each.table.oid, each.table.names) for each in followed)
-        if self._end is not None:
-            sums = stored_object(self._end.get("columns", {}))
-            for each in followed:
-                check_sum(each.table.full_name, read_sum(sums.get(str(each.table.oid))), each.table.names)
-            tables, seam = read_tables(stored_object(self._end["tables"])), read_seam(stored_object(self._end["seam"]))
-            published = read_published(stored_object(self._end["published_by"]))
-            place, self._options = read_origin(self._end["position"]), read_options(self._end.get("options"))
-            split = LogSplit(self._number, place, tables, 0, seam, published, columns, self._options)
-        else:
-            published = tuple((each.table.oid, each.published_by) for each in followed)
-            with translated(self._source.url, "making a slot"), connect(self._source.url) as connection:
-                place, _ = slot_place(connection, self._source.url, self._source.slot)
-            options = followed[0].options
-            split = LogSplit(self._number, place, self._tables, published_by=published, columns=columns, options=options)
+        """Raises UsageError for a table with a column that was renamed or created again behind its chunks."""
+        split = self._first() if self._end is None else self._behind_snapshot(self._end)
         return DiscoveryResult([split], stage=self._stage)
+
+    def _first(self) -> LogSplit:
+        tables = [each.table for each in self._source.followed]
+        published = tuple((each.table.oid, each.published_by) for each in self._source.followed)
+        columns = tuple((table.oid, table.names) for table in tables)
+        with translated(self._source.url, "making a slot"), connect(self._source.url) as connection:
+            place, _ = slot_place(connection, self._source.url, self._source.slot)
+        options = self._source.followed[0].options
+        return LogSplit(self._number, place, self._tables, published_by=published, columns=columns, options=options)
+
+    def _behind_snapshot(self, end: JsonObject) -> LogSplit:
+        tables = [each.table for each in self._source.followed]
+        read = {oid: [*map(read_names, names)] for oid, names in stored_object(end["columns"]).items()}
+        columns = tuple((each.oid, check_all(each.full_name, read.get(str(each.oid), []), each.names)) for each in tables)
+        place, self._options = read_origin(end["position"]), read_options(end.get("options"))
+        return LogSplit(
+            self._number,
+            place,
+            read_tables(stored_object(end["tables"])),
+            seam=read_seam(stored_object(end["seam"])),
+            published_by=read_published(stored_object(end["published_by"])),
+            columns=columns,
+            options=self._options,
+        )
 
     def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
         """Raises DataLossError for a table that was out of the publication: nothing later lets the job have its changes.

@@ -372,7 +372,7 @@ class ChangesReader(SourceReader[ChangesSplit]):
             check_unaltered(followed.table, read.columns)
         rows = self._rows.snapshot(chunk.oid, read.texts, chunk.floor)
         self._chunks.popleft()
-        return SplitBatch(replace(chunk, seen=read.seen), self._chosen(rows), finished=True)
+        return SplitBatch(chunk.read_by(followed.table.names, read.seen), self._chosen(rows), finished=True)
 
     def _chosen(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The columns of the source's schema. Raises UsageError for a value that the log leaves out, if null hides that."""

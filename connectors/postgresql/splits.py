@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.connectors.postgresql.catalog import PublicationOptions
-from headrace.connectors.postgresql.columns import Names, NamesSum, read_columns, read_sum, stored_columns
+from headrace.connectors.postgresql.columns import Names, NamesSum, read_columns, read_names, read_sum, stored_columns
 from headrace.enumerator.envelope import stored_number, stored_object, stored_text, stored_truth
 from headrace.enumerator.source import JsonObject, SplitSerializer
 
@@ -43,7 +43,8 @@ class ChunkSplit:
     `oid`: of the table, which has another one when it is created again. `key`: the columns it is cut by, empty: not at all.
     `slot`: where the log starts behind the snapshot. `floor`: an LSN before every change in it. `seen`: None until it is read.
     `published_by`: as of `PublishedTable`. `columns`: of the table as it was cut; None where an older headrace cut it.
-    `options`: of the publication then; None where an older headrace cut it.
+    `options`: of the publication then; None where an older headrace cut it. `names`: of the columns: the first chunk has those
+    of the cut, and each those that it was read by where they are others.
     """
 
     stage: int
@@ -59,11 +60,17 @@ class ChunkSplit:
     published_by: tuple[int, ...] = ()
     columns: NamesSum | None = None
     options: PublicationOptions | None = None
+    names: tuple[Names, ...] = ()
 
     @property
     def split_id(self) -> str:
         """The stage, the table and the number of the chunk."""
         return f"{self.stage}:{self.table}:{self.number}"
+
+    def read_by(self, names: Names, seen: Seen) -> ChunkSplit:
+        """The chunk at its end."""
+        is_other = self.columns is not None and self.columns != NamesSum.of(names) and names not in self.names
+        return replace(self, seen=seen, names=(*self.names, names) if is_other else self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +225,7 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
     log: {"stage": 1,
     "position": {...}, "tables": {"public.t": 16385}, "skip": 0, "seam": null, "published_by": {"16385": [16390]}}.
     Where it is known, a chunk also has "columns": [2, 0, 3421780262], the log {"16385": ["id", "value"]}, and both have
-    "options": ["orders", "app", ["delete", "insert"], 742, true, ["update"]].
+    "options": ["orders", "app", ["delete", "insert"], 742, true, ["update"]]. Some chunks have "names": [["id", "value"]].
     """
 
     version = 1
@@ -253,6 +260,7 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
             "published_by": list(split.published_by),
             **({"columns": list(split.columns)} if split.columns else {}),
             **({"options": stored_options(split.options)} if split.options else {}),
+            **({"names": [*map(list, split.names)]} if split.names else {}),
         }
 
     def deserialize(self, version: int, data: JsonObject) -> ChangesSplit:
@@ -281,4 +289,5 @@ class ChangesSplitSerializer(SplitSerializer[ChangesSplit]):
             _numbers(data["published_by"]),
             read_sum(data.get("columns")),
             read_options(data.get("options")),
+            tuple(map(read_names, data.get("names", []))),
         )

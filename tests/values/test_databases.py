@@ -31,8 +31,6 @@ from tests.values import schemas
 from tests.values.budget import explore, find
 from tests.values.bugs import databases as bugs
 
-pytestmark = pytest.mark.timeout(300)
-
 COUNTS: Counter[str] = Counter()
 UPSERTS = 60
 """Examples of the default budget."""

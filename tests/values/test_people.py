@@ -41,11 +41,8 @@ from tests.helpers.table_rig import JOB, driver
 from tests.values.budget import explore, find
 from tests.values.bugs import people as bugs
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    # a call that was interrupted may leave a socket to the garbage collector
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
-]
+# a call that was interrupted may leave a socket to the garbage collector
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 
 COUNTS: dict[str, Counter[str]] = {"reading": Counter(), "writing": Counter()}
 READINGS, WRITINGS = 60, 80

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from headrace.connectors.postgresql.added import AddedTables
 from headrace.connectors.postgresql.catalog import PublicationOptions
 from headrace.connectors.postgresql.columns import NamesSum
+from headrace.connectors.postgresql.discovery import start_of_log
 from headrace.connectors.postgresql.seam import SeamFilter
 from headrace.connectors.postgresql.snapshot import Followed
 from headrace.connectors.postgresql.splits import (
@@ -131,6 +132,16 @@ def test_the_log_has_the_seam_until_it_is_passed() -> None:
 
 
 NAMES = ("id", None, "value")
+
+
+def test_a_chunk_that_is_read_by_other_names_has_these() -> None:
+    cut = replace(chunk(1, "10", None, None), columns=NamesSum.of(NAMES))
+    assert cut.read_by(NAMES, Seen("12:12:", 400)) == replace(SECOND, columns=cut.columns)
+    other = cut.read_by((*NAMES, "more"), Seen("12:12:", 400))
+    assert other.names == ((*NAMES, "more"),)
+    assert start_of_log([replace(FIRST, names=(NAMES,)), other])["columns"] == {"16385": [list(NAMES), [*NAMES, "more"]]}
+
+
 OPTIONS = PublicationOptions("orders", "app", ("delete", "insert"), 742, True, ("update",))
 SPLITS = {
     "read": FIRST,
@@ -139,6 +150,7 @@ SPLITS = {
     "with some chunks": LogSplit(0, PLACE, (), 0, Seam(((ORDERS, TableSeam(("id",), (("10",),), ("10:12:10",))),), 300)),
     "without": LogSplit(0, PLACE),
     "not read, with columns": replace(chunk(3, "x", None, None), columns=NamesSum.of(NAMES)),
+    "read by other names": replace(FIRST, columns=NamesSum.of(NAMES), names=(NAMES, (*NAMES, "more"))),
     "with columns": LogSplit(0, PLACE, columns=((16385, NAMES),)),
     "not read, with options": replace(chunk(3, "x", None, None), options=OPTIONS),
     "with options": LogSplit(0, PLACE, options=OPTIONS),
@@ -210,6 +222,6 @@ def test_a_damaged_split_is_refused(name: str) -> None:
     serializer, stored = ChangesSplitSerializer(), json.loads(GOLDEN.read_text())[name]
     for field in stored.keys() - {"position"}:
         left_out = {key: value for key, value in stored.items() if key != field}
-        for damaged in ({**stored, field: 1.5}, *([] if field in ("columns", "options") else [left_out])):
+        for damaged in ({**stored, field: 1.5}, *([] if field in ("columns", "options", "names") else [left_out])):
             with pytest.raises((KeyError, TypeError, ValueError)):
                 serializer.deserialize(1, damaged)
