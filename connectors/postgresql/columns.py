@@ -31,9 +31,20 @@ class NamesSum(NamedTuple):
         return cls(len(names), names.count(None), checksum(json.dumps(names)))
 
     def may_be_of(self, names: Names) -> bool:
-        """Whether no column is known to be renamed. A dropped one hides that: all names are compared behind the snapshot."""
-        now = NamesSum.of(names[: self.last])
-        return now == self or now.last < self.last or now.unnamed > self.unnamed
+        """Whether no column is known to be renamed or created again, before the log compares all names by `check_all`.
+
+        Where several were dropped, one that was added may be one of them. A dropped one hides that another is renamed.
+        """
+        before, added = names[: self.last], names[self.last :]
+        now = NamesSum.of(before)
+        gone = now.unnamed - self.unnamed
+        if now.last < self.last:
+            return True
+        if gone == 1:
+            places = [place for place, name in enumerate(before) if name is None]
+            back = ((*before[:place], name, *before[place + 1 :]) for place in places for name in added)
+            return all(NamesSum.of(each) != self for each in back)
+        return not any(added) if gone else now == self
 
     def lacks_one_of(self, names: Names) -> bool:
         """Whether a column is read now that was there then, and was not."""
@@ -41,14 +52,17 @@ class NamesSum(NamedTuple):
 
 
 def check_sum(table: str, known: NamesSum | None, now: Names) -> None:
-    """Raise UsageError where a column was renamed since the snapshot started.
+    """Raise UsageError where a column was renamed, or may have been created again.
 
     `known`: None in checkpoints of headrace before it was kept.
     """
     if known is not None and known.lacks_one_of(now):
         raise _unread(table, "a column")
     if known is not None and not known.may_be_of(now):
-        raise UsageError(f"a column of {table} was renamed since its snapshot started: undo that, or {NEW_SNAPSHOT}")
+        raise UsageError(
+            f"a column of {table} was renamed, or dropped and (as far as is known) created again, since its snapshot started: "
+            f"undo a renaming, or {NEW_SNAPSHOT}"
+        )
 
 
 def check_names(table: str, known: Names, now: Names) -> None:

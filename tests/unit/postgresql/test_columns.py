@@ -13,7 +13,9 @@ RENAMED: list[Names] = [("id", None, "a", "c"), ("id", None, "b", "a"), ("id", N
 def test_a_column_whose_number_has_another_name_was_renamed(now: Names) -> None:
     with pytest.raises(UsageError, match=r"a column of public.t was renamed \(.*\bb is [ac] now.*take a new snapshot"):
         check_names("public.t", KNOWN, now)
-    with pytest.raises(UsageError, match=r"a column of public.t was renamed since its snapshot started: .*take a new snapshot"):
+    with pytest.raises(
+        UsageError, match=r"a column of public.t was renamed, or .* since its snapshot started: .*take a new snapshot"
+    ):
         check_sum("public.t", NamesSum.of(KNOWN), now)
 
 
@@ -46,6 +48,14 @@ def test_a_column_that_was_dropped_and_created_again_is_refused(now: Names) -> N
         check_names("public.t", KNOWN, now)
     with pytest.raises(UsageError, match=r"created again \([ab]\)"):
         check_all("public.t", [KNOWN], now)
+    with pytest.raises(UsageError, match=r"renamed, or dropped and .* created again, since .*take a new snapshot"):
+        check_sum("public.t", NamesSum.of(KNOWN), now)
+
+
+def test_of_several_that_were_dropped_in_a_snapshot_one_that_was_added_may_be_one() -> None:
+    check_sum("public.t", NamesSum.of(KNOWN), ("id", None, None, None))
+    with pytest.raises(UsageError, match="created again"):
+        check_sum("public.t", NamesSum.of(KNOWN), ("id", None, None, None, "a"))
 
 
 def test_a_drop_hides_a_renaming_from_the_checksum_only() -> None:
