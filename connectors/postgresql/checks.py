@@ -215,15 +215,22 @@ def _of_role(facts: Facts) -> Iterator[Lack]:
 def _of_publication(facts: Facts) -> Iterator[Lack]:
     name, publication = facts.wanted.publication, facts.publication
     if publication is None:
-        tables = [(each.schema, each.name) for each in facts.followed()]
-        comment = "-- as the owner of the tables, who needs CREATE on the database\n" if tables else "-- as a superuser\n"
         what = f"database {facts.server.database} has no publication {name}, so the server sends no changes"
-        yield Lack("error", f"publication {name}", what, f"{comment}{_text(publication_statement(name, tables))};")
+        yield Lack("error", f"publication {name}", what, _publication(facts))
         return
     if missing := sorted(publication.unpublished, key=OPERATIONS.index):
         what = f"it does not publish {', '.join(missing)}, so those changes never arrive"
         fix = f"ALTER PUBLICATION {_quoted(name)} SET (publish = '{', '.join(OPERATIONS)}');"
         yield Lack("warning", f"publication {name}", what, fix)
+
+
+def _publication(facts: Facts) -> str:
+    """What makes it; empty where tables are named of which none can be published now."""
+    tables = [(each.schema, each.name) for each in facts.followed()]
+    if facts.wanted.patterns and not tables:
+        return ""
+    comment = "-- as the owner of the tables, who needs CREATE on the database\n" if tables else "-- as a superuser\n"
+    return f"{comment}{_text(publication_statement(facts.wanted.publication, tables))};"
 
 
 def _of_names(facts: Facts) -> Iterator[Lack]:

@@ -145,3 +145,12 @@ def test_errors_come_first_and_a_table_is_published_after_its_identity_is_repair
             '-- as a superuser\nCREATE PUBLICATION "headrace" FOR ALL TABLES WITH (publish_via_partition_root = true);',
         )
     ]
+
+
+@pytest.mark.parametrize("persistence", ["u", "t", None], ids=["unlogged", "temporary", "misspelt"])
+def test_no_publication_of_all_tables_is_proposed_where_tables_are_named(persistence):
+    """Regression: it was where none of them could be published, and took updates of the others away."""
+    relations = () if persistence is None else (replace(T, persistence=persistence),)
+    table, publication = find_problems(facts(publication=None, relations=relations, tables={}))
+    assert table.subject == ("table t" if persistence is None else "table public.t")
+    assert (publication.subject, publication.fix) == ("publication headrace", "")
