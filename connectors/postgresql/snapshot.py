@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -35,12 +35,16 @@ _BLOCK_BYTES = (1 << 31) - 1
 _UNBOUNDED_NAMES = {"character": "bpchar", "bit": "varbit"}
 """Of types whose name without a length has the length 1."""
 _Sign = Literal[">=", "<"]
-_BUILT_IN, _FIRST_OWN_OID = "pg_catalog", 16384
+_FIRST_OWN_OID = 16384
+_SIGNS = ("<", "<=", "=", ">=", ">")
+"""What the operators of a B-tree are called in pg_catalog, by their strategies."""
+_Operators = Mapping[str, sql.Composable]
+_BUILT_IN: _Operators = {sign: sql.SQL("OPERATOR(pg_catalog.{})").format(sql.SQL(sign)) for sign in _SIGNS}
 _OPERATORS = """
-    SELECT nspname FROM pg_catalog.pg_opclass JOIN pg_catalog.pg_am ON pg_am.oid = opcmethod AND amname = 'btree'
+    SELECT nspname, oprname FROM pg_catalog.pg_opclass JOIN pg_catalog.pg_am ON pg_am.oid = opcmethod AND amname = 'btree'
     JOIN pg_catalog.pg_amop ON amopfamily = opcfamily AND (amoplefttype, amoprighttype) = (opcintype, opcintype)
     JOIN pg_catalog.pg_operator o ON o.oid = amopopr JOIN pg_catalog.pg_namespace n ON n.oid = oprnamespace
-    WHERE opcdefault AND opcintype = %s AND amopstrategy = 4
+    WHERE opcdefault AND opcintype = %s ORDER BY amopstrategy
 """
 
 
@@ -244,8 +248,9 @@ def _between(
     """The condition on the key. Rows are compared by the key's index."""
     parts: list[sql.Composable] = [sql.SQL("true")]
     if columns and (lower is not None or upper is not None):
-        schemas = [_operators_of(connection, column) for column in columns]
-        compared = _compared_rows if {*schemas} == {_BUILT_IN} else partial(_compared_one_by_one, schemas)
+        operators = [_operators_of(connection, column) for column in columns]
+        is_plain = all(each is _BUILT_IN for each in operators)
+        compared = _compared_rows if is_plain else partial(_compared_one_by_one, operators)
         names = [sql.Identifier(_ROWS, column.name) for column in columns]
         bounds: tuple[tuple[Key | None, _Sign], ...] = ((lower, ">="), (upper, "<"))
         for bound, sign in bounds:
@@ -255,14 +260,18 @@ def _between(
     return sql.SQL(" AND ").join(parts)
 
 
-def _operators_of(connection: psycopg.Connection, column: PgColumn) -> str:
-    """The schema of those by which the column is ordered. Of an extension's type they are where that is, which no search path
-    has: others would be taken, to which it is cast."""
+def _operators_of(connection: psycopg.Connection, column: PgColumn) -> _Operators:
+    """Those by which the column is ordered, by `_SIGNS`.
+
+    Of an extension's type they are where that is, which no search path has: others would be taken, to which it is cast. They
+    may have other names: hstore's are `#<#` and so on.
+    """
     kind = column.type
     while kind.kind == "domain" and kind.element is not None:
         kind = kind.element
-    found = None if kind.oid < _FIRST_OWN_OID else connection.execute(_OPERATORS, [kind.oid]).fetchone()
-    return _BUILT_IN if found is None else str(found[0])
+    found = [] if kind.oid < _FIRST_OWN_OID else connection.execute(_OPERATORS, [kind.oid]).fetchall()
+    own = [sql.SQL("OPERATOR({}.{})").format(sql.Identifier(schema), sql.SQL(name)) for schema, name in found]
+    return dict(zip(_SIGNS, own, strict=True)) if own else _BUILT_IN
 
 
 def _compared_rows(names: Sequence[sql.Composable], sign: _Sign, values: Sequence[sql.Composable]) -> sql.Composable:
@@ -271,13 +280,12 @@ def _compared_rows(names: Sequence[sql.Composable], sign: _Sign, values: Sequenc
 
 
 def _compared_one_by_one(
-    schemas: Sequence[str], names: Sequence[sql.Composable], sign: _Sign, values: Sequence[sql.Composable]
+    operators: Sequence[_Operators], names: Sequence[sql.Composable], sign: _Sign, values: Sequence[sql.Composable]
 ) -> sql.Composable:
     """The same, by each column's operators. The first comparison is for the index."""
 
     def by(place: int, operator: str) -> sql.Composable:
-        qualified = sql.SQL("{} OPERATOR({}.{}) {}")
-        return qualified.format(names[place], sql.Identifier(schemas[place]), sql.SQL(operator), values[place])
+        return sql.SQL("{} {} {}").format(names[place], operators[place][operator], values[place])
 
     condition = by(len(names) - 1, sign)
     for place in reversed(range(len(names) - 1)):

@@ -1670,8 +1670,9 @@ def test_chunks_are_of_any_key_and_the_server_says_which_one_a_change_is_in(url:
 _FOLDED = ("<", "<=", "=", ">=", ">")
 
 
-def test_keys_of_a_type_of_an_extension_are_ordered_by_its_own_operators(url: str) -> None:
-    """As by citext: those of text, to which it is cast, order `C` ahead of `a`."""
+@pytest.mark.parametrize("around", ["", "#"])
+def test_keys_of_a_type_of_an_extension_are_ordered_by_its_own_operators(url: str, around: str) -> None:
+    """Regression: as by citext: those of text, to which it is cast, order `C` ahead of `a`; hstore's have other names."""
     made = "LANGUAGE internal IMMUTABLE STRICT"
     psql(
         url,
@@ -1689,12 +1690,12 @@ def test_keys_of_a_type_of_an_extension_are_ordered_by_its_own_operators(url: st
             for at, sign in enumerate(_FOLDED)
         ),
         *(
-            f"CREATE OPERATOR ext.{sign} (LEFTARG = ext.folded, RIGHTARG = ext.folded, PROCEDURE = ext.f{at})"
+            f"CREATE OPERATOR ext.{around}{sign}{around} (LEFTARG = ext.folded, RIGHTARG = ext.folded, PROCEDURE = ext.f{at})"
             for at, sign in enumerate(_FOLDED)
         ),
         "CREATE OPERATOR CLASS ext.folded DEFAULT FOR TYPE ext.folded USING btree AS "
         "FUNCTION 1 ext.order(ext.folded, ext.folded), "
-        + ", ".join(f"OPERATOR {at} ext.{sign}" for at, sign in enumerate(_FOLDED, 1)),
+        + ", ".join(f"OPERATOR {at} ext.{around}{sign}{around}" for at, sign in enumerate(_FOLDED, 1)),
         "CREATE TABLE ext.keys (n int, key ext.folded, PRIMARY KEY (n, key))",
         "CREATE TABLE ext.one (key ext.folded PRIMARY KEY)",
         "INSERT INTO ext.one VALUES ('a'), ('b'), ('C'), ('d'), ('E'), ('f'), ('G'), ('h')",
