@@ -19,6 +19,7 @@ _MOST_DIGITS = 38
 def table_schema(rows: pa.Schema, own: OwnType, where: str) -> pa.Schema:
     """Unsigned integers get a wider type, timestamps are microseconds, with a zone in UTC.
 
+    Without metadata: where the rows are of another table, it has rules and ids of that one.
     Raises UsageError naming a column of a type that the format does not have.
     """
     fields = []
@@ -31,7 +32,7 @@ def table_schema(rows: pa.Schema, own: OwnType, where: str) -> pa.Schema:
             raise UsageError(
                 f"{where}: column {field.name!r} is {why}, which a table of this format cannot have: cast or drop it"
             )
-        fields.append(field.with_type(kind))
+        fields.append(_plain(field, kind))
     return pa.schema(fields)
 
 
@@ -40,6 +41,10 @@ def has_empty_struct(kind: pa.DataType) -> bool:
     if types.is_struct(kind) and not kind.num_fields:
         return True
     return any(has_empty_struct(kind.field(at).type) for at in range(kind.num_fields)) if types.is_nested(kind) else False
+
+
+def _plain(field: pa.Field, kind: pa.DataType) -> pa.Field:
+    return pa.field(field.name, kind, field.nullable)
 
 
 def _table_type(kind: pa.DataType, own: OwnType) -> pa.DataType | None:
@@ -62,9 +67,9 @@ def _table_type(kind: pa.DataType, own: OwnType) -> pa.DataType | None:
 def _nested_type(kind: pa.DataType, own: OwnType) -> pa.DataType | None:
     if types.is_map(kind):
         key, item = _table_type(kind.key_type, own), _table_type(kind.item_type, own)
-        return None if key is None or item is None else pa.map_(kind.key_field.with_type(key), kind.item_field.with_type(item))
+        return None if key is None or item is None else pa.map_(_plain(kind.key_field, key), _plain(kind.item_field, item))
     found = [_table_type(kind.field(at).type, own) for at in range(kind.num_fields)]
-    fields = [kind.field(at).with_type(made) for at, made in enumerate(found) if made is not None]
+    fields = [_plain(kind.field(at), made) for at, made in enumerate(found) if made is not None]
     if len(fields) < len(found) or len({field.name for field in fields}) < len(fields):
         return None
     if types.is_struct(kind):

@@ -176,3 +176,24 @@ def test_sparks_types_are_written_to_icebergs_own(tmp_path, type_, column, wante
         commit_rows(sink, 0, pa.record_batch([bad], names=["c"]))
     commit_rows(sink, 0, pa.record_batch([column], names=["c"]))
     assert values_of("iceberg", tmp_path) == wanted
+
+
+@KINDS
+@pytest.mark.parametrize("is_widened", [False, True])
+@pytest.mark.parametrize("metadata", [
+    {"delta.generationExpression": "id * 2"}, {"delta.columnMapping.id": "2", "delta.columnMapping.physicalName": "col-1"},
+    {"PARQUET:field_id": "7"}, {b"k": b"\xff"},
+], ids=str)  # fmt: skip
+def test_a_table_takes_over_no_metadata_of_the_rows_columns(tmp_path, kind, is_widened, metadata):
+    """Regression: with rules of another table no row could be written, and deltalake failed for ids and bytes."""
+    inner = pa.field("n", pa.int64(), metadata=metadata)
+    kinds = [pa.int64(), pa.struct([inner]), pa.list_(inner), pa.map_(pa.string(), inner)]
+    fields = [pa.field(f"c{at}", each, metadata=metadata) for at, each in enumerate(kinds)]
+    schema = pa.schema([("id", pa.int64()), *fields])
+    batch = pa.record_batch([pa.array([1]), *(pa.nulls(1, each) for each in kinds)], schema=schema)
+    sink = sink_of(kind, tmp_path, merge_schema=is_widened)
+    if is_widened:
+        sink.create_table(pa.schema([("id", pa.int64())]))
+    sink.create_table(batch.schema)
+    commit_rows(sink, 0, batch)
+    assert rows_of(kind, tmp_path)["id"].to_pylist() == [1]
