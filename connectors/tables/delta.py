@@ -141,7 +141,7 @@ class DeltaSink(OpenTableSink):
     def _make(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
         """Partitions are by text, integers, booleans and dates."""
         check_partition_columns(schema, partition_by, self.uri)
-        check_no_twins(schema.names, (), self.uri)
+        check_no_twins(schema, (), self.uri)
         if not set(schema.names) - set(partition_by):
             raise UsageError(f"{self.uri}: a table cannot be {_ALL_PARTITIONS}: leave one out of them")
         if not self.log().exists():
@@ -161,10 +161,6 @@ class DeltaSink(OpenTableSink):
             self.log().load()
         except TableNotFoundError as error:
             raise UsageError(f"{self.uri}: deltalake finds no such store: {_first_line(error)}") from error
-        except Exception as error:
-            if type(error) is not Exception:
-                raise
-            raise UsageError(f"{self.uri}: deltalake makes no such table: {_first_line(error)}") from error
 
     def log(self) -> TableLog:
         """The table's log, and the store of its files."""

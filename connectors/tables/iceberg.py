@@ -48,7 +48,7 @@ from headrace.connectors.tables.iceberg_files import files_of, read_as_it_is
 from headrace.connectors.tables.iceberg_partitions import TablePartition
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
 from headrace.connectors.tables.metadata_folder import is_lasting
-from headrace.connectors.tables.rows import as_now, check_columns
+from headrace.connectors.tables.rows import as_now, check_columns, check_no_twins
 from headrace.connectors.tables.sink import OpenTableSink
 from headrace.connectors.tables.statistics import Measures, has_bounds
 from headrace.enumerator.errors import HeadraceError, PeerError, RetriableError, UsageError
@@ -114,6 +114,7 @@ class IcebergSink(OpenTableSink):
             catalog.create_namespace(self.table.rpartition(".")[0])
         if catalog.table_exists(self.table):
             return
+        check_no_twins(schema, (), self.table)
         with suppress(exceptions.TableAlreadyExistsError):
             creation = catalog.create_table_transaction(self.table, schema=schema)
             with creation.update_spec() as spec:

@@ -50,16 +50,17 @@ def check_columns(schema: pa.Schema, columns: Collection[str], where: str) -> No
             raise UsageError(f"{where}: the table has no column {name!r}; its columns are {', '.join(schema.names)}")
 
 
-def check_no_twins(added: Collection[str], present: Collection[str], where: str) -> None:
-    """Raise UsageError for a new column that differs from another one in upper and lower case alone."""
+def check_no_twins(added: Iterable[pa.Field], present: Collection[str], where: str) -> None:
+    """Raise UsageError for a new column that differs from another one in upper and lower case alone; also for fields in it."""
     known = {name.casefold(): name for name in present}
-    for name in added:
-        twin = known.setdefault(name.casefold(), name)
-        if twin != name:
+    for field in added:
+        twin = known.setdefault(field.name.casefold(), field.name)
+        if twin != field.name:
             raise UsageError(
-                f"{where}: columns {twin!r} and {name!r} differ in upper and lower case alone: Delta, and engines that read "
-                "tables, take them for one. Rename one of them"
+                f"{where}: columns {twin!r} and {field.name!r} differ in upper and lower case alone: Delta, and engines that "
+                "read tables, take them for one. Rename one of them"
             )
+        check_no_twins(map(field.type.field, range(field.type.num_fields)), (), where)
 
 
 def check_spelling(found: Iterable[pa.Field], wanted: Collection[pa.Field], where: str) -> None:

@@ -104,7 +104,7 @@ class OpenTableSink(TwoPhaseSink[TableHandle], SingleCommit):
     def _missing(self, wanted: pa.Schema, table: pa.Schema) -> pa.Schema:
         fitting_schema(pa.schema([field for field in wanted if field.name in table.names]), table, (), self.where)
         added = new_columns(wanted, table)
-        check_no_twins(added.names, table.names, self.where)
+        check_no_twins(added, table.names, self.where)
         return added
 
     def check_rows(self, schema: pa.Schema) -> None:

@@ -11,6 +11,7 @@ import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog import load_catalog
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table.name_mapping import create_mapping_from_schema
 from pyiceberg.typedef import Record
@@ -21,7 +22,7 @@ from headrace.connectors.tables.changes import Changes
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
 from headrace.iceberg import IcebergSink
-from tests.helpers.both_tables import KINDS, prepared_rows
+from tests.helpers.both_tables import KINDS, prepared_rows, sink_of
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_table
 from tests.helpers.table_rig import JOB, driver, open_marks, unadded_transactions
 
@@ -133,9 +134,24 @@ def test_a_column_that_differs_from_another_in_upper_case_alone_is_refused(tmp_p
         sink.create_table(pa.schema([("ID", pa.int64()), ("name", pa.string())]))
 
 
-def test_a_delta_table_with_two_columns_that_differ_in_upper_case_alone_is_not_made(tmp_path):
+TWINS = pa.schema([("id", pa.int64()), ("Id", pa.int64())])
+
+
+@KINDS
+@pytest.mark.parametrize("schema", [TWINS, pa.schema([("c", pa.list_(pa.struct(TWINS)))])], ids=["columns", "fields"])
+def test_a_table_with_two_columns_that_differ_in_upper_case_alone_is_not_made(tmp_path, kind, schema):
+    """Regression: Iceberg's was, and engines that read it found no row by the second column."""
+    sink = sink_of(kind, tmp_path)
     with pytest.raises(UsageError, match="columns 'id' and 'Id' differ in upper and lower case alone"):
-        delta(tmp_path, schema=pa.schema([("id", pa.int64()), ("Id", pa.int64())]))
+        sink.create_table(schema)
+    assert not sink.log().exists()
+
+
+def test_an_iceberg_table_of_others_with_such_columns_is_left_as_it_is(tmp_path):
+    catalog = load_catalog(**catalog_of(str(tmp_path)))
+    catalog.create_namespace("shop")
+    catalog.create_table(TABLE, TWINS)
+    sink_of("iceberg", tmp_path).create_table(TWINS)
 
 
 def test_tasks_whose_batches_have_other_columns_are_merged_with_nulls(tmp_path):

@@ -719,13 +719,9 @@ def test_a_table_is_made_once(sink):
         sink.create_table(WIDE, ["text", "text"])
 
 
-@pytest.mark.parametrize(("schema", "message"), [
-    (pa.schema([("a", pa.int64()), ("a", pa.int64())]), "each column once; the columns are a, a"),
-    (pa.schema([("s", pa.struct([("a", pa.int64()), ("A", pa.int64())]))]), r"deltalake makes no such table: .*'A'$"),
-])  # fmt: skip
-def test_what_the_library_makes_no_table_of_is_refused(tmp_path, schema, message):
-    with pytest.raises(UsageError, match=message):
-        DeltaSink(str(tmp_path / "table")).create_table(schema)
+def test_a_table_with_a_column_twice_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="each column once; the columns are a, a"):
+        DeltaSink(str(tmp_path / "table")).create_table(pa.schema([("a", pa.int64()), ("a", pa.int64())]))
 
 
 def test_a_file_in_the_place_of_a_table_is_named(tmp_path):
