@@ -18,6 +18,7 @@ from headrace.connectors.base.arguments import names, text
 from headrace.connectors.base.change_types import check_one_column, deleted_rows
 from headrace.connectors.base.nested import plain, plain_type
 from headrace.connectors.tables.rows import fitted, fitting_schema, row_numbers
+from headrace.connectors.tables.text_lengths import is_char
 from headrace.enumerator.envelope import stored_text
 from headrace.enumerator.errors import UsageError
 
@@ -72,6 +73,11 @@ class Changes:
             kind = schema.field(name).type
             if not _can_be_key(kind):
                 raise UsageError(f"{where}: column {name!r} is {kind}, and no key of that type can be compared")
+            if is_char(schema.field(name)):
+                raise UsageError(
+                    f"{where}: column {name!r} is CHAR in the table, whose texts are padded or not, so that no keys can be "
+                    "compared: make it STRING"
+                )
         for name in self.sequence:
             kind = plain_type(rows.field(name).type)
             if not _can_be_sorted(kind):
@@ -91,10 +97,10 @@ class Changes:
     def staged(self, batch: pa.RecordBatch, deleted: pa.BooleanArray, schema: pa.Schema, where: str) -> pa.RecordBatch:
         """Rows as a task stores them: columns of `table_columns`, what is `deleted`, and the sequence.
 
-        Raises UsageError for a null in a key or sequence, and in a column of a row that is not deleted, where the table allows
-        none.
+        Raises UsageError for a null in a key or sequence, and in a column of a row that is not deleted, for a null or a longer
+        text than the table allows.
         """
-        nullable = pa.schema([field.with_nullable(field.name not in self.keys) for field in schema], schema.metadata)
+        nullable = pa.schema([pa.field(field.name, field.type, field.name not in self.keys) for field in schema])
         written = fitted(batch, nullable, where)
         fitted(written.filter(pc.invert(deleted)), schema, where)
         columns = {name: written.column(name) for name in schema.names} | {_DELETED: deleted}

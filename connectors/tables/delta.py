@@ -45,6 +45,7 @@ from headrace.connectors.tables.rows import (
 )
 from headrace.connectors.tables.sink import OpenTableSink
 from headrace.connectors.tables.statistics import Measures, delta_statistics, measures_of, within_calendar
+from headrace.connectors.tables.text_lengths import has_unchecked_lengths
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
 
 if TYPE_CHECKING:
@@ -365,6 +366,8 @@ class _LoadedDelta(LoadedTable):
                     yield f"its column {name!r} has {key}"
             if kind.type == "variant":
                 yield f"its column {name!r} has variants"
+        for each in filter(has_unchecked_lengths, self._schema):
+            yield f"its column {each.name!r} has VARCHAR or CHAR within another type"
         if not set(self._schema.names) - set(self.partitioning):
             yield f"it is {_ALL_PARTITIONS}"
         for name in self.partitioning:

@@ -12,6 +12,7 @@ from pyarrow import types
 
 from headrace.connectors.base.nested import cast_nested, plain, plain_type
 from headrace.connectors.tables.column_types import has_empty_struct
+from headrace.connectors.tables.text_lengths import check_lengths
 from headrace.enumerator.errors import UsageError
 
 _ROW = "__headrace_row"
@@ -120,13 +121,14 @@ def check_is_column(schema: pa.Schema, name: str, where: str) -> None:
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """The rows in the types of a `fitting_schema`. Raises UsageError for a null in a column that must not have any."""
+    """The rows in the types of a `fitting_schema`. Raises UsageError for a null, or a longer text, than it may have."""
     columns = []
     for field in schema:
         column = plain(batch.column(field.name))
         if column.null_count and not field.nullable:
             raise UsageError(f"{where}: column {field.name!r} of the table must not be null, and a row has a null there")
         columns.append(column if column.type == field.type else _cast(column, field, where))
+        check_lengths(columns[-1], field, where)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -1,6 +1,7 @@
 """The Delta sink in one process: drivers that die anywhere or are replaced, others running in the table, what is refused."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
@@ -12,7 +13,8 @@ from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake import DeltaTable, Field, QueryBuilder, Schema, write_deltalake
+from deltalake.schema import ArrayType, PrimitiveType, StructType
 
 from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.base.commit_list import CommitListSerializer
@@ -673,6 +675,51 @@ def test_tables_that_ask_for_more_are_refused(tmp_path, properties, why):
     for refused in (lambda: sink.check_rows(VALUES), lambda: driver(sink).recover(), lambda: prepared(sink, 0, 0, ["a"])):
         with pytest.raises(UsageError, match=why):
             refused()
+
+
+DECLARED = "__CHAR_VARCHAR_TYPE_STRING"
+
+
+def declared(folder: Path, kind: PrimitiveType | ArrayType | StructType, text: str) -> str:
+    """A table with a column as Spark declares it."""
+    fields = [Field("id", PrimitiveType("long")), Field("c", kind, metadata={DECLARED: text})]
+    return DeltaTable.create(str(folder / "table"), schema=Schema(fields)).table_uri
+
+
+@pytest.mark.parametrize("kind", ["varchar(3)", "char(3)"])
+def test_a_text_that_is_longer_than_spark_has_declared_is_refused(tmp_path, kind):
+    """Regression: it was written, and Spark could not write its row again."""
+    sink = DeltaSink(declared(tmp_path, PrimitiveType("string"), kind))
+    rows = pa.record_batch({"id": [1, 2, 3], "c": ["\U0001f600ü", "abc", None]})
+    commit_rows(sink, 0, rows)
+    with pytest.raises(UsageError, match=rf"'c' is {re.escape(kind.upper())} in the table, and a row has a text of 4 char"):
+        commit_rows(sink, 1, pa.record_batch({"id": [4], "c": pa.array(["abc "], pa.large_string())}))
+    assert DeltaTable(sink.uri).to_pyarrow_table().to_pylist() == rows.to_pylist()
+
+
+def test_a_text_of_a_deleted_row_may_be_longer_than_declared(tmp_path):
+    changes = Changes(("id",), (), "deleted")
+    sink = DeltaSink(declared(tmp_path, PrimitiveType("string"), "varchar(3)"), changes=changes)
+    commit_rows(sink, 0, pa.record_batch({"id": [1], "c": ["abcd"], "deleted": [True]}))
+    with pytest.raises(UsageError, match="a text of 4 characters"):
+        commit_rows(sink, 1, pa.record_batch({"id": [1], "c": ["abcd"], "deleted": [False]}))
+
+
+def test_a_key_that_may_be_padded_is_refused(tmp_path):
+    sink = DeltaSink(declared(tmp_path, PrimitiveType("string"), "char(3)"), changes=Changes(("c",), ()))
+    with pytest.raises(UsageError, match="'c' is CHAR in the table, whose texts are padded or not"):
+        sink.check_rows(pa.schema([("id", pa.int64()), ("c", pa.string())]))
+
+
+@pytest.mark.parametrize(("kind", "text"), [
+    (ArrayType(PrimitiveType("string"), True), "array<char(2)>"), (PrimitiveType("string"), "odd"),
+    (StructType([Field("v", PrimitiveType("string"), metadata={DECLARED: "varchar(3)"})]), ""),
+    (StructType([Field("v", PrimitiveType("string"))]), "struct<v:varchar(3)>"),
+], ids=["list", "unknown", "field", "struct"])  # fmt: skip
+def test_a_table_with_lengths_within_another_type_is_refused(tmp_path, kind, text):
+    sink = DeltaSink(declared(tmp_path, kind, text))
+    with pytest.raises(UsageError, match="its column 'c' has VARCHAR or CHAR within another type"):
+        sink.check_rows(pa.schema([("id", pa.int64())]))
 
 
 def test_a_place_without_a_table_is_refused(tmp_path):
