@@ -35,9 +35,11 @@ from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterTha
 from pyiceberg.io import pyarrow as arrow_io
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.manifest import DataFileContent, FileFormat, ManifestContent
+from pyiceberg.partitioning import PartitionField
 from pyiceberg.schema import Schema, sanitize_column_names
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId, TableRequirement
+from pyiceberg.transforms import VoidTransform
 from pyiceberg.typedef import Record
 
 from headrace.connectors.base.arguments import mapping, text
@@ -264,6 +266,12 @@ class _LoadedIceberg(LoadedTable):
                     f"{self._name}: headrace cannot write to this table: its partition {part.name!r} is of "
                     f"{partition.column!r}, a field in a column: partition the table by a column that has its values"
                 )
+            if _is_void_of_required(part, schema):
+                raise UsageError(
+                    f"{self._name}: headrace cannot write to this table: its partition {part.name!r} is void of "
+                    f"{partition.column!r}, which must not be null, and PyIceberg writes no void partition of such a column: "
+                    "let the column be null, or make the table format version 2, and remove the partition"
+                )
             if not partition.can_be_written:
                 raise UsageError(
                     f"{self._name}: headrace cannot write to this table: its partition {part.name!r} is {part.transform} of "
@@ -388,6 +396,16 @@ class _IcebergFile(TableFile):
                     f"headrace cannot replace rows of the file {self.task.file.file_path!r}: the column of its former "
                     f"partition {part.name!r} is gone, which PyIceberg needs. Let another engine write the file again"
                 )
+            if _is_void_of_required(part, schema):
+                raise UsageError(
+                    f"headrace cannot replace rows of the file {self.task.file.file_path!r}: its partition {part.name!r} is "
+                    "void of a column that must not be null, which PyIceberg does not write: let the column be null"
+                )
+
+
+def _is_void_of_required(part: PartitionField, schema: Schema) -> bool:
+    """The library gives such a partition the column's requirement, and fails where it writes its nulls, or makes them False."""
+    return isinstance(part.transform, VoidTransform) and schema.find_field(part.source_id).required
 
 
 class _IcebergFiles(FileLayout):

@@ -66,6 +66,10 @@ class TablePartition:
     def _check(self, schema: pa.Schema, where: str) -> None:
         check_is_column(schema, self.column, where)
         kind = schema.field(self.column).type
+        if isinstance(self.transform, VoidTransform) and not schema.field(self.column).nullable:
+            raise UsageError(
+                f"{where}: {self.column!r} must not be null, and PyIceberg writes no void partition of such a column"
+            )
         if isinstance(self.transform, IdentityTransform) and not can_partition(kind):
             raise UsageError(f"{where}: {self.column!r} is {kind}: partitions are by text, integers, booleans or dates")
 

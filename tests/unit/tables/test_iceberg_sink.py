@@ -16,6 +16,7 @@ from pyiceberg.types import LongType, StringType
 from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.base.jobs import one_off_job
 from headrace.connectors.tables import iceberg
+from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, StateError, UsageError
 from headrace.iceberg import IcebergSink
@@ -304,6 +305,46 @@ def test_a_former_partition_whose_column_is_gone_is_refused(folder):
         update.remove_field("city")
     driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
     assert iceberg_values(folder) == ["a"]
+
+
+def test_a_void_partition_of_a_required_column_is_refused(folder):
+    """Regression: the commit failed by an error of the library's own, or files could not be replaced later."""
+    schema = pa.schema([VALUES.field("value").with_nullable(nullable=False), CITY])
+    sink = IcebergSink(TABLE, catalog_of(folder))
+    with pytest.raises(UsageError, match="'value' must not be null, and PyIceberg writes no void partition"):
+        sink.create_table(schema, ["void(value)"])
+    load_catalog(**catalog_of(folder)).create_namespace_if_not_exists("shop")
+    table = load_catalog(**catalog_of(folder)).create_table(TABLE, schema, properties={"format-version": "1"})
+    with table.update_spec() as update:
+        update.add_identity("value")
+    with table.update_spec() as update:
+        update.remove_field("value")
+    for refused in (lambda: sink.check_rows(VALUES), lambda: driver(sink).recover(), lambda: prepared(sink, 0, 0, ["a"])):
+        with pytest.raises(UsageError, match="its partition 'value' is void of 'value', which must not be null"):
+            refused()
+    with table.update_schema() as update:
+        update.make_column_optional("value")
+    driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
+    assert iceberg_values(folder) == ["a"]
+
+
+def test_a_former_void_partition_of_a_required_column_is_refused_in_a_merge(folder):
+    """Regression: as in a table whose column has become required since, by an error of the library's own."""
+    schema = pa.schema([("id", pa.int64()), ("city", pa.string())])
+    sink = IcebergSink(TABLE, catalog_of(folder), changes=Changes(("id",), ()))
+    sink.create_table(schema, ["void(city)"])
+    row = pa.RecordBatch.from_pylist([{"id": 1, "city": "a"}], schema=schema)
+    driver(sink).commit(0, (prepared_rows(sink, 0, 0, row),))
+    with iceberg_table(folder).update_spec() as update:
+        update.remove_field("city_null")
+    with iceberg_table(folder).update_schema(allow_incompatible_changes=True) as update:
+        update.update_column("city", required=True)
+    with pytest.raises(UsageError, match="its partition 'city_null' is void of a column that must not be null"):
+        driver(sink).commit(1, (prepared_rows(sink, 1, 0, row),))
+    with iceberg_table(folder).update_schema() as update:
+        update.make_column_optional("city")
+    driver(sink).commit(1, (prepared_rows(sink, 1, 0, row),))
+    assert iceberg_table(folder).scan().to_arrow().num_rows == 1
 
 
 def test_a_table_that_is_not_there_is_refused(folder):
