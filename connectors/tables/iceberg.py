@@ -349,8 +349,11 @@ class _LoadedIceberg(LoadedTable):
     def widen(self, columns: pa.Schema) -> None:
         with _translated(self._name):
             transaction = self._table.transaction()
-            with transaction.update_schema() as update:
-                update.union_by_name(columns)
+            try:
+                with transaction.update_schema() as update:
+                    update.union_by_name(columns)
+            except ValueError as error:  # such as of a name that a partition of another column has
+                raise UsageError(f"{self._name}: PyIceberg adds no such columns: {error}") from error
             _check_names(transaction.table_metadata.schema(), self._name)
             transaction.commit_transaction()
 

@@ -347,6 +347,16 @@ def test_a_former_void_partition_of_a_required_column_is_refused_in_a_merge(fold
     assert iceberg_table(folder).scan().to_arrow().num_rows == 1
 
 
+def test_a_new_column_with_the_name_of_anothers_partition_is_the_callers(folder):
+    """Regression: a renamed column's partition keeps its name, and that was an error of the store."""
+    sink = IcebergSink(TABLE, catalog_of(folder), merge_schema=True)
+    sink.create_table(VALUES.append(CITY), ["city"])
+    with iceberg_table(folder).update_schema() as update:
+        update.rename_column("city", "town")
+    with pytest.raises(UsageError, match=r"PyIceberg adds no such columns: .*: city"):
+        sink.create_table(VALUES.append(CITY), ["city"])
+
+
 def test_a_table_that_is_not_there_is_refused(folder):
     sink = IcebergSink("shop.nothing", catalog_of(folder))
     for refused in (sink.recorded_epochs, lambda: driver(sink).recover(), lambda: prepared(sink, 0, 0, ["a"])):
