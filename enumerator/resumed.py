@@ -174,12 +174,16 @@ def _tell_final(source: Source[SplitT], positions: Checkpoint[SplitT]) -> None:
 
 
 def _followed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
-    """All of their stage is found, and if it is not the last one any more, that is not all there is."""
+    """All of their stage is found, and if it is not the last one any more, that is not all there is. If it is the last one
+    now, that is all.
+    """
     stage = positions.stage
-    if not positions.exhausted or stage is None or not isinstance(source, StagedSource):
+    if stage is None or not isinstance(source, StagedSource):
         return positions
-    if stage.number >= source.last_stage or source.needs_ends:  # of which the last splits may be of another kind
-        return positions
+    if stage.is_found and stage.number == source.last_stage:
+        return replace(positions, exhausted=True, stage=replace(stage, is_found=False))
+    if not positions.exhausted or stage.number >= source.last_stage or source.needs_ends:
+        return positions  # of which the last splits may be of another kind
     source.on_stage_followed(stage)
     return replace(positions, exhausted=False, stage=replace(stage, is_found=True))
 

@@ -138,7 +138,8 @@ class SplitPlanner(SourcePlanner[SplitT]):
                 log.warning("the source answers again")
         tasks = self._tasks(backlog)
         has_found = not self._source.finite_splits and backlog.known().keys() != over.known().keys()
-        must_store = before is None or has_found
+        has_ended = self._read.keeps_finished and backlog.exhausted and not over.exhausted
+        must_store = before is None or has_found or has_ended
         needs_probe = not (must_store or self._source.finite_splits or backlog.is_limited)
         if not needs_probe:
             self._end_probe()

@@ -372,6 +372,38 @@ def test_a_stage_that_was_the_last_is_followed_by_one_that_is_added(last, polls,
         assert read(run) == ""
 
 
+@pytest.mark.parametrize("last", [pieces, bounded])
+@pytest.mark.parametrize("polls", [1, 2])
+def test_a_stage_that_was_not_reached_may_be_taken_away(last, polls):
+    """Regression: the stage ahead of it was read, and then the job failed at each start, looking for the one that is gone."""
+    first = bounded(log_of(a="12"))
+    second = last(log_of(b="3456"))
+    with run_of(Hybrid(first, then=[second, bounded(log_of(c="78"))])) as run:
+        delivered = read(run, polls)
+        data = checkpointed(run)
+    for expected in ("123456", ""):
+        with run_of(Hybrid(first, then=second), data) as run:
+            assert delivered + read(run) == expected
+            assert run.finished
+            data = checkpointed(run)
+        delivered = ""
+
+
+def test_files_that_were_ahead_of_a_stage_that_is_taken_away_may_be_watched(tmp_path):
+    """Regression: once they were read, the job failed at each start."""
+    (tmp_path / "a").write_text("1\n2\n")
+    first, third = (FileSource(tmp_path / "a", format="text") for _ in range(2))
+    with run_of(Hybrid(first, then=[FileSource(tmp_path, format="text", batch_rows=1), third])) as run:
+        delivered = read(run, 3)
+        data = checkpointed(run)
+    assert delivered == "121"
+    (tmp_path / "b").write_text("3\n")
+    os.utime(tmp_path / "b", (1 << 31, 1 << 31))
+    with run_of(Hybrid(first, then=FileSource(tmp_path, format="text", watch=True)), data) as run:
+        assert read(run) == "23"
+        assert not run.finished
+
+
 def test_a_job_that_starts_at_a_savepoint_reads_the_stage_that_is_added():
     first, second, third = bounded(log_of(a="12")), pieces(log_of(b="34")), bounded(log_of(c="56"))
     short, long = Hybrid(first, then=second), Hybrid(first, then=[second, third])

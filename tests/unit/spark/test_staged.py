@@ -49,6 +49,18 @@ class HistoryDiscovery(PileDiscovery):
         return replace(found, complete=not found.more)
 
 
+class Watched(History):
+    """The same without an end."""
+
+    boundedness = Boundedness.UNBOUNDED
+
+    def create_discovery(self) -> IncrementalDiscovery[Piece]:
+        return PileDiscovery(HISTORY)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Watched, (HISTORY,)
+
+
 class Topic(Feed):
     def __reduce__(self) -> tuple[Any, ...]:
         return Topic, (TOPIC,)
@@ -232,6 +244,16 @@ def test_a_source_that_is_added_behind_the_last_gets_its_whole_end(query: Query)
     query.restart_with(source)
     query.plan()
     assert [split["id"] for split in ends[0].splits] == list("tuvwxy")
+
+
+def test_a_source_is_added_behind_one_that_had_no_end(query: Query) -> None:
+    """Regression: where nothing new came of the one that is not the last any more, its end was not stored, nor the next read."""
+    read = []
+    for stages in ([Watched(HISTORY)], [History(HISTORY), Archive(TOPIC)]):
+        query.restart_with(Hybrid(History(HISTORY), then=stages))
+        while query.plan():
+            read += query.run()
+    assert read == ["1", "2", "3", "1", "2", "3", "t0"]
 
 
 def test_a_last_source_that_was_bounded_is_refused_when_it_is_so_no_more(query: Query) -> None:
