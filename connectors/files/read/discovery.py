@@ -168,7 +168,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         self._waiting.extend(new)
 
     def _check_pattern(self, listed: list[FoundFile]) -> None:
-        """Raise StateError where files that a bounded read has left out are selected now, and would not be read."""
+        """Raise StateError where files that were left out are selected now, and would not be read."""
         if self._plan.pattern in self._patterns:
             return
         for file in self._left_out(listed):
@@ -176,7 +176,9 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
                 raise self._refused(file)
 
     def _left_out(self, listed: list[FoundFile]) -> list[FoundFile]:
-        """Not what came later than the listing of a bounded read, as that ends there by any pattern."""
+        """Not what came later than the listing of a bounded read, as that ends there by any pattern. Of one that watches also
+        what appeared too late for any pattern, which is not known.
+        """
         found = (file for file in listed if self._plan.selects_name(file.path) and not self._was_selected(file))
         return [file for file in found if self._newest is None or key_of(file) <= self._newest]
 
@@ -186,8 +188,8 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
     def _refused(self, file: FoundFile) -> StateError:
         patterns = " and ".join(map(repr, self._patterns))
         return StateError(
-            f"{self._plan.path}: the checkpoint is of a bounded read with pattern={patterns}, which has left out "
-            f"{shown(file.path)}: keep that pattern, or start with a new checkpoint"
+            f"{self._plan.path}: the checkpoint is of a read with pattern={patterns}, which has left out {shown(file.path)}: "
+            "keep that pattern, move the file away, or start with a new checkpoint"
         )
 
     def _check_left(self, new: list[FoundFile]) -> None:
@@ -262,8 +264,6 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
     def _stored(self) -> JsonObject:
         found, schema = self._remembered.stored(), self._plan.pinned_schema
         stored = {"version": _VERSION, "path": self._plan.path, "name": self._name, "schema": schema, "found": found}
-        if self._plan.watch:
-            return stored
         patterns = list(self._patterns)
         newest = {} if self._newest is None else {"newest": list(self._newest)}
         return stored | {"pattern": patterns if len(patterns) > 1 else patterns[0]} | newest

@@ -225,7 +225,7 @@ def test_a_bounded_read_with_a_wider_pattern_is_refused(tmp_path, order, caplog)
     narrow, given = source_of(tmp_path, watch=False, order=order, pattern="a*"), {"watch": False, "order": order}
     cursor = json.loads(json.dumps(narrow.create_discovery().after(None, 2).cursor))
     for pattern in ("*", None):
-        with pytest.raises(StateError, match=r"bounded read with pattern='a\*', which has left out B\d: keep that pattern"):
+        with pytest.raises(StateError, match=r"is of a read with pattern='a\*', which has left out B\d: keep that pattern"):
             source_of(tmp_path, pattern=pattern, **given).create_discovery().after(cursor, 1)
     assert paths((narrow.create_discovery().after(cursor, 9).added,)) == ["a3", "a4"]
     fewer = source_of(tmp_path, pattern="a[14]", fail_on_data_loss=False, **given)
@@ -247,6 +247,24 @@ def test_files_that_were_left_out_and_cannot_be_read_any_more_are_refused(tmp_pa
     cursor = narrow.create_discovery().after(None, 1).cursor
     with pytest.raises(StateError, match=f"which has left out {lost}: keep that pattern"):
         source_of(tmp_path, watch=watch, order=order).create_discovery().after(cursor, 9)
+
+
+@pytest.mark.parametrize("order", ["time", "name"])
+def test_where_files_are_watched_another_pattern_is_refused_for_those_that_would_not_be_read(tmp_path, order):
+    """Regression: a file whose name or time is behind the position was left out silently."""
+    for name, age_s in (("b0", 0), ("C1", 100), ("a2", 0)):
+        write(tmp_path / name, NOW_S - age_s)
+    given = {"order": order, "max_file_age_s": 50}
+    _, cursor = found(source_of(tmp_path, pattern="a*", **given))
+    for pattern in ("[aC]*", None):
+        with pytest.raises(StateError, match=r"a read with pattern='a\*', which has left out C1: keep that pattern, move the"):
+            found(source_of(tmp_path, pattern=pattern, **given), cursor)
+    added, wider = found(source_of(tmp_path, pattern="[ab]*", **given), cursor)
+    assert [split.path for split in added] == ["b0"]
+    write(tmp_path / "b9", NOW_S)
+    assert [split.path for split in found(source_of(tmp_path, pattern="[ab]*", **given), wider)[0]] == ["b9"]
+    (tmp_path / "C1").unlink()
+    assert [split.path for split in found(source_of(tmp_path, **given), cursor)[0]] == ["b0", "b9"]
 
 
 @pytest.mark.parametrize("order", ["time", "name"])
@@ -439,7 +457,7 @@ def test_the_golden_cursor_is_read(tmp_path):
     assert paths(found(source, golden)) == ["2"]
     assert source.schema == VALUE
     _, cursor = found(source_of(tmp_path, schema=None, pattern="1"))
-    assert (cursor.keys(), cursor["found"].keys()) == (golden.keys(), golden["found"].keys())
+    assert (cursor.keys(), cursor["found"].keys()) == (golden.keys() | {"pattern"}, golden["found"].keys())
     assert (cursor["version"], cursor["found"]["paths"]) == (golden["version"], golden["found"]["paths"])
 
 
