@@ -55,7 +55,7 @@ class FileSource(Source[FileSplit]):
       bounded read that continues from a checkpoint also one that has changed: what is there is counted.
     - `on_bad_record`: what becomes of a line that is not of the schema, and of a file that cannot be read: "fail" (default)
       raises BadRecordError; "keep" has nulls, and the columns badValue, badReason and deadLetter when they are asked for;
-      "skip" leaves it out, and counts it. A file that is bad in its middle is one bad record, and is not read further.
+      "skip" leaves it out, and counts it. A file, or piece, that is bad in its middle is one bad record, and ends there.
     - `after_read`: "delete" (also of a file that cannot be read, where that does not fail), or "archive:" and a folder of the
       same filesystem, for files whose rows are durable; such files are not split, and one that already is stays. A name that
       another archived file has gets the time of the file, too. Default: they stay.

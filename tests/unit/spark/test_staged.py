@@ -247,7 +247,7 @@ def test_a_source_that_is_added_behind_the_last_gets_its_whole_end(query: Query)
 
 
 def test_a_source_is_added_behind_one_that_had_no_end(query: Query) -> None:
-    """Regression: where nothing new came of the one that is not the last any more, its end was not stored, nor the next read."""
+    """Regression: where nothing new came of one that was the last, its end was not stored, nor the next read."""
     read = []
     for stages in ([Watched(HISTORY)], [History(HISTORY), Archive(TOPIC)]):
         query.restart_with(Hybrid(History(HISTORY), then=stages))
