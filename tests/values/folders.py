@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Any, TypeAlias
 
@@ -18,7 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs as arrow_fs
 
+from headrace.enumerator.source import Source
 from headrace.files import Csv, FileSource
+from headrace.sources import Hybrid, SourceEnd
 
 START_MS = 1_700_000_000_000
 ROWS = 1000
@@ -72,7 +75,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """Of all files: `packed` if some are, `varies` if they have other columns and types, `newlines` if texts have these."""
+    """Of all files: `packed` if some are, `varies` if they have other columns and types, `newlines` if texts have these.
+
+    `by_function`: functions make the sources behind the first.
+    """
 
     number: int
     format: str
@@ -82,6 +88,7 @@ class Plan:
     newlines: bool
     header: bool
     in_days: bool
+    by_function: bool
     job: Job
     steps: tuple[Step, ...]
 
@@ -130,8 +137,8 @@ def plan_of(number: int) -> Plan:
         steps.append(step(chance, chance.choices(kinds, weights)[0], form, several))
     varies, packed = chance.random() < 0.3, chance.random() < 0.3
     in_days = chance.random() < 0.3
-    on_spark = chance.random() < 0.4
-    return Plan(number, form, on_spark, packed, varies, newlines, header, in_days, job, tuple(steps))
+    on_spark, by_function = chance.random() < 0.4, chance.random() < 0.3
+    return Plan(number, form, on_spark, packed, varies, newlines, header, in_days, by_function, job, tuple(steps))
 
 
 def step(chance: Random, what: str, form: str, several: bool) -> Step:
@@ -210,6 +217,20 @@ def line_of(plan: Plan, version: Version, row: int) -> str:
     shown = found | ({"id": f"bad{known}"} if row in version.bad else {})
     csv.writer(target, lineterminator="\n").writerow(shown.values())
     return target.getvalue()
+
+
+def source_of(plan: Plan, job: Job, folders: Sequence[str], archive: str) -> Source[Any]:
+    sources = file_sources(plan, job, folders, archive)
+    if len(plan.job.stages) == 1:
+        return sources[0]
+    if not plan.by_function:
+        return Hybrid(sources[0], then=sources[1:])
+    made = [partial(stage_of, plan, job, folders, archive, place) for place in range(1, len(sources))]
+    return Hybrid(sources[0], then=made, boundedness=sources[-1].boundedness)
+
+
+def stage_of(plan: Plan, job: Job, folders: Sequence[str], archive: str, place: int, _: SourceEnd) -> FileSource:
+    return file_sources(plan, job, folders, archive)[place]
 
 
 def file_sources(plan: Plan, job: Job, folders: Sequence[str], archive: str) -> list[FileSource]:

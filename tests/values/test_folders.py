@@ -31,11 +31,10 @@ pytest.importorskip("pyspark")
 from headrace.connectors.base.counters import COUNTERS, Counted
 from headrace.enumerator import EmbeddedRun
 from headrace.enumerator.errors import CorruptDataError, DataLossError, HeadraceError, StateError, UsageError
-from headrace.sources import Hybrid
 from tests.helpers.spark_in_turn import OnSpark, in_turn
 from tests.values.budget import explore, find
 from tests.values.bugs import folders as bugs
-from tests.values.folders import ROWS, START_MS, Job, Plan, Version, cells, changed_files, file_sources, plan_of, written
+from tests.values.folders import ROWS, START_MS, Job, Plan, Version, cells, changed_files, plan_of, source_of, written
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
@@ -141,10 +140,6 @@ class History:
 
     # --- the job --------------------------------------------------------------------------------------------------------
 
-    def source(self) -> Any:
-        sources = file_sources(self.plan, self.job, self.folders, str(self.root / "done"))
-        return sources[0] if len(sources) == 1 and len(self.plan.job.stages) == 1 else Hybrid(sources[0], then=sources[1:])
-
     def stop(self) -> None:
         """As by a kill: what came behind the last checkpoint is not kept."""
         if self.run is not None:
@@ -156,7 +151,7 @@ class History:
         self.stop()
         state = self.kept[1]
         self.note_start(is_fresh=state is None)
-        source = self.source()
+        source = source_of(self.plan, self.job, self.folders, str(self.root / "done"))
         if self.plan.on_spark:
             self.run = OnSpark(source, str(self.root / "checkpoint"), 3, state)
         else:
