@@ -152,7 +152,7 @@ class ResumedStagedDiscovery(StagedDiscovery[SplitT]):
 def resumed_discovery(source: Source[SplitT], checkpoint: Checkpoint[SplitT]) -> SplitDiscovery[SplitT]:
     """The source's discovery for an engine that starts where this checkpoint is. Raises StateError for one of another kind."""
     if checkpoint.stage is not None:
-        return ResumedStagedDiscovery(source, _followed(source, checkpoint))
+        return ResumedStagedDiscovery(source, _staged(source, checkpoint))
     if checkpoint.cursor is not None:
         return ResumedIncrementalDiscovery(source, checkpoint)
     return ResumedLogDiscovery(source, checkpoint) if isinstance(source, LogSource) else ResumedDiscovery(source, checkpoint)
@@ -186,6 +186,18 @@ def _followed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoi
         return positions  # of which the last splits may be of another kind
     source.on_stage_followed(stage)
     return replace(positions, exhausted=False, stage=replace(stage, is_found=True))
+
+
+def _staged(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
+    """These positions by the stages that there are now. Raises StateError for an end that is none now, without a cursor."""
+    found = _followed(source, positions)
+    is_endless = source.boundedness is Boundedness.UNBOUNDED
+    if found.stage is not None and found.cursor is None and found.exhausted and is_endless:
+        raise StateError(
+            f"the checkpoint is of a job whose source {source.name!r} had an end, and now it has none: nothing behind that end "
+            "would be read. Give the source that end again, or start without this checkpoint"
+        )
+    return found
 
 
 def resumed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
@@ -224,15 +236,10 @@ def selected(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoin
 
 
 def _selected(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
-    positions = _followed(source, positions)
+    positions = _staged(source, positions)
     is_bounded = source.boundedness is Boundedness.BOUNDED
     if positions.cursor is not None:
         positions = replace(positions, exhausted=_is_over(source, positions))
-    elif positions.stage is not None and positions.exhausted and not is_bounded:
-        raise StateError(
-            f"the checkpoint is of a job whose source {source.name!r} had an end, and now it has none: nothing behind that end "
-            "would be read. Give the source that end again, or start without this checkpoint"
-        )
     left_out = [state.split for state in positions.splits if not source.selects(state.split)]
     if left_out:
         source.on_splits_missing(left_out)

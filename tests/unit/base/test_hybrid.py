@@ -418,6 +418,18 @@ def test_a_job_that_starts_at_a_savepoint_reads_the_stage_that_is_added():
     assert [each.split_id for each in discovery.at(following).initial().added] == ["2:c"]
 
 
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_job_that_starts_at_the_end_of_a_stage_that_has_none_now_is_refused(behind):
+    """Regression: only a run refused it; where an engine keeps the positions the job ended at once."""
+    first, log = bounded(log_of(a="12")), log_of(b="34")
+    source = Hybrid(first, then=[bounded(log), *[bounded(log_of(c="56"))] * behind])
+    with run_of(source) as run:
+        assert read(run, 2) == "1234"
+        saved = CheckpointSerializer(source.name, source.split_serializer).deserialize(checkpointed(run))
+    with pytest.raises(StateError, match="'hybrid' had an end, and now it has none"):
+        resumed_discovery(Hybrid(first, then=MemorySource(log)), saved)
+
+
 def test_the_last_source_is_asked_what_a_job_that_starts_at_its_end_leaves_out():
     """Regression: a bounded source was asked where it has a cursor only, so a topic that was added was left out silently."""
     last = Asked(log_of(a="34"))
