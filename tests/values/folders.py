@@ -46,7 +46,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "order": ("time", "time", "time", "name"),
     "place": ("plain", "url", "slash", "arrow"),
 }
-STEPS = {"put": 6, "poll": 6, "checkpoint": 4, "restart": 4, "kill": 2, "replace": 1, "remove": 1, "move": 1}
+STEPS = {"put": 6, "poll": 6, "checkpoint": 4, "restart": 4, "kill": 2, "lose": 1, "replace": 1, "remove": 1, "move": 1}
 Step: TypeAlias = tuple[str, tuple[Any, ...]]
 
 

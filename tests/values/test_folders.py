@@ -267,6 +267,16 @@ class History:
         else:
             self.run.checkpoint_completed()
 
+    def lose(self) -> None:
+        """All readers of a run: others start behind its last checkpoint."""
+        if self.run is None or self.plan.on_spark:
+            return
+        self.delivered = deepcopy(self.kept[0])
+        for number in range(self.jobs[-1].readers):
+            self.run.lose_reader(number)
+        for number in range(self.jobs[-1].readers):
+            self.run.start_reader(number)
+
     def edit(self, name: str, value: Any) -> None:
         if name == "header" and self.plan.varies:
             return  # cells would be taken for others
@@ -381,6 +391,8 @@ class History:
                         self.attempt(self.poll)
                 case "kill":
                     self.attempt(lambda when=arguments[0]: self.poll(when))
+                case "lose":
+                    self.attempt(self.lose)
                 case "checkpoint":
                     self.attempt(lambda how=arguments[0]: self.checkpoint(how))
                 case "restart":
