@@ -95,7 +95,7 @@ class Plan:
 
 @dataclass(eq=False)
 class Version:
-    """One content of a file. `columns`: those that it has. `bad`: numbers of rows that are. `has_end`: it is not cut off."""
+    """One content of a file. `columns`: those that it has. `bad`: numbers of rows that are. `has_end`: it is whole."""
 
     number: int
     folder: int
@@ -179,13 +179,13 @@ def cells(plan: Plan, version: Version, row: int) -> dict[str, Any]:
 
 
 def written(plan: Plan, version: Version) -> bytes:
-    """The file; one that is cut off ends within its last line, or somewhere."""
+    """The file; one that is not whole ends within its last line, or somewhere."""
     if plan.format in LINES:
         lines = [line_of(plan, version, row) for row in range(version.rows)]
         if not version.has_end and not version.path.endswith(".gz"):
             lines.append(line_of(plan, version, version.rows)[:1])
         elif plan.format == "jsonl" and version.rows % 2:
-            lines[1:1] = ["\n", " \n"]  # blank lines are no records
+            lines[1:1] = ["\n", " \n"]  # blank ones, which are not records
         head = ",".join(version.columns) + "\n" if plan.format == "csv" and plan.header else ""
         data = (head + "".join(lines)).encode()
         data = gzip.compress(data, mtime=0) if version.path.endswith(".gz") else data

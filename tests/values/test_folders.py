@@ -49,7 +49,7 @@ class Delivered:
     """What came, up to a checkpoint: ids of rows, dead letters, and how many bad records were counted."""
 
     rows: Counter[int] = field(default_factory=Counter)
-    letters: Counter[Any] = field(default_factory=Counter)
+    dead: Counter[Any] = field(default_factory=Counter)
     bad: int = 0
 
 
@@ -132,7 +132,7 @@ class History:
         version.gone, self.is_harmed = "plan", True
 
     def move(self) -> None:
-        """The folders get other names. Who reads them is stopped."""
+        """The folders get other names, and the job is stopped."""
         self.stop()
         for number, folder in enumerate(self.folders):
             self.folders[number] = folder + "m"
@@ -232,7 +232,7 @@ class History:
         )
         for row in (row for batch in batches for row in batch.to_pylist()):
             if letter := row.get("deadLetter"):
-                self.delivered.letters[str(letter)] += 1  # with its file and place
+                self.delivered.dead[str(letter)] += 1  # with its file and place
                 continue
             known = str(row["value"] if "value" in row else row["id"])
             if known.isdecimal():  # and no bad record that is kept
@@ -344,7 +344,7 @@ class History:
         return False
 
     def remedy(self, error: HeadraceError) -> Job:
-        """What was edited is taken back; where nothing was since the checkpoint, what cannot be read is left out."""
+        """An edit is undone; where nothing was edited since the checkpoint, what cannot be read is left out."""
         kept = self.kept[2]
         if self.job != kept:
             return kept
@@ -459,7 +459,7 @@ class History:
             least += len(version.bad) if due else 0
             # of a file that is damaged each piece may be one; one that was packed may be empty when it is read
             most += len(version.bad) + version.replaces + (0 if version.has_end else 2 + len(version.data) // 60)
-        assert max(came.letters.values(), default=0) <= 1, came.letters
+        assert max(came.dead.values(), default=0) <= 1, came.dead
         if not any(map(self.is_misfit, self.jobs)):
             assert least <= came.bad <= most, f"{came.bad} bad records, and not {least} to {most}"
 
