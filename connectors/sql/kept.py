@@ -5,6 +5,7 @@ A rule takes the normalised values of a column, and returns what is wrong with o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ Rule = Callable[[pa.Array], str | None]
 
 _YEAR_DIGITS = 4
 _NUMBER = r"\A\s*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\s*\z"
+_ESCAPED = {"n": "\n", "r": "\r", "0": "\0"}
 _WHOLE = r"\A(?:0|-?[1-9][0-9]{0,17})\z"
 # In bytes: what is longer is cut if it is spaces, and an error otherwise.
 _LONGEST_BYTES: tuple[tuple[type, int], ...] = (
@@ -72,9 +74,10 @@ def rule_of(column: sql.TypeEngine[Any], product: Product, *, binary: bool) -> R
         return partial(_exact_bytes, column.length or 1) if is_padded else None  # type: ignore[attr-defined] # of BINARY
     if product is Product.MYSQL:
         if isinstance(column, mysql.ENUM):
-            return partial(_each_value, frozenset(column.enums).__contains__, f"one of {', '.join(column.enums)}")
+            values = _unescaped(column.enums)
+            return partial(_each_value, frozenset(values).__contains__, f"one of {', '.join(values)}")
         if isinstance(column, mysql.SET):
-            members = tuple(column.values)
+            members = _unescaped(column.values)
             return partial(_each_value, partial(_is_set, members), f"some of {','.join(members)}, in this order")
         if isinstance(column, mysql.YEAR):
             return partial(_each_value, _is_year, "a year of four digits")
@@ -126,6 +129,11 @@ def _no_cut_spaces(most: int, measure: Callable[[pa.Array], pa.Array], values: p
 def _each_value(is_kept: Callable[[str], bool], wanted: str, values: pa.Array) -> str | None:
     other = next((value for value in pc.unique(values).to_pylist() if value is not None and not is_kept(value)), None)
     return None if other is None else f"the table's column takes {wanted}, and would take {other!r} for another value"
+
+
+def _unescaped(values: Sequence[str]) -> tuple[str, ...]:
+    """SQLAlchemy gives them as MariaDB and MySQL show them in the table's definition, in every sql_mode."""
+    return tuple(re.sub(r"\\(.)", lambda found: _ESCAPED.get(found[1], found[1]), value) for value in values)
 
 
 def _is_set(members: Sequence[str], value: str) -> bool:

@@ -42,6 +42,8 @@ MARIADB = [
     ("SET('a', 'b', 'c')", ["a,a"], ["a"]), ("YEAR", ["5"], ["2024", "1901"]), ("YEAR", ["99"], ["1999"]),
     ("BIT(8)", ["1"], None), ("VARCHAR(4)", ["ab     "], ["ab  ", "ä🎈ab", None]), ("CHAR(4)", ["ab "], ["ab", "a"]),
     ("TINYTEXT", ["x" * 250 + " " * 10], ["x" * 250 + " " * 5]),
+    # Regression: a value with a backslash was refused.
+    (r"ENUM('C:\\x', 'a\n''b\r\0')", ["C:\\\\x"], ["C:\\x", "a\n'b\r\0"]), (r"SET('a', '\\', '\\n')", ["\n"], ["a,\\", "\\n"]),
 ]  # fmt: skip
 
 
