@@ -38,6 +38,8 @@ _MICROSECONDS = 6
 class Table:
     """A table of the database. `sql` is its name as statements have it; `columns` are SQLAlchemy's descriptions by name.
 
+    In PostgreSQL they have a `cast`, too: the type that a parameter is of which is compared with them.
+
     `insert` and `delete`: how statements start that do this to its own rows, and to no others.
     """
 
@@ -106,6 +108,9 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
     if product is Product.MYSQL:
         filled = _filled(connection, place)
         columns = {column_name: column | filled.get(column_name, {}) for column_name, column in columns.items()}
+    if product is Product.POSTGRESQL:
+        for column_name, cast in connection.execute(text(_CASTS), place):
+            columns[column_name]["cast"] = cast
     primary = inspector.get_pk_constraint(table, schema=schema)["constrained_columns"]
     unique = unique_keys(connection, place, primary, product, columns)
     quote = connection.dialect.identifier_preparer.quote
@@ -114,6 +119,15 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
     return Table(name, destination, written, product, columns, unique, f"{insert} {written}", f"{delete} {written}")
 
 
+_CASTS = """
+WITH RECURSIVE parts AS (
+    SELECT attname, atttypid AS type
+    FROM pg_catalog.pg_attribute WHERE attrelid = to_regclass(:quoted) AND attnum > 0 AND NOT attisdropped
+    UNION ALL
+    SELECT attname, typbasetype FROM parts JOIN pg_catalog.pg_type ON pg_type.oid = type WHERE typtype = 'd'
+) SELECT attname, format_type(type, -1) FROM parts JOIN pg_catalog.pg_type ON pg_type.oid = type WHERE typtype <> 'd'
+"""
+"""What columns, and domains of them, are of, without a length: by that a value would be cut."""
 _FILLED = """
 SELECT column_name AS name, column_default AS `default`, is_nullable = 'YES' AS nullable,
     extra LIKE '%auto_increment%' AS autoincrement, coalesce(generation_expression, '') <> '' AS computed,

@@ -252,8 +252,11 @@ def _delete(connection: Connection, table: Table, key: Sequence[str]) -> str:
     quote, by = connection.dialect.identifier_preparer.quote_identifier, operators_of(table.name, table.unique, key)
     # An operator's name is not quoted; the driver takes a percent sign for a parameter.
     operators = [f"OPERATOR({quote(by[name][0])}.{by[name][1].replace('%', '%%')})" if name in by else "=" for name in key]
-    compared = zip(_compared(connection, table, key), operators, strict=True)
-    found = " AND ".join(f"{column} {operator} {_sign(table)}" for column, operator in compared)
+    # By its operator alone a parameter would be of the index's type, as `record` or `oid`, which may not read it.
+    casts = [str(table.columns[name].get("cast", "")).replace("%", "%%") for name in key]
+    values = [f"CAST({_sign(table)} AS {cast})" if cast else _sign(table) for cast in casts]
+    compared = zip(_compared(connection, table, key), operators, values, strict=True)
+    found = " AND ".join(map(" ".join, compared))
     return f"{table.delete} WHERE {found}"
 
 

@@ -204,6 +204,24 @@ def test_rows_are_deleted_by_the_operator_of_the_index(server, extension, is_dom
         assert [name for (name,) in rig.execute(f"SELECT name::text FROM {rig.table} ORDER BY price")] == left
 
 
+@pytest.mark.filterwarnings("ignore:Did not recognize type")  # SQLAlchemy does not know composite types
+@pytest.mark.parametrize(("declared", "key"), [
+    ("{0}_pair", '(1,"a b")'), ("{0}_domain", "(1,a)"), ("regclass", "pg_class"), ("regtype", "integer"),
+    ("VARCHAR(3)", "abc"), ("CHAR(3)", "abc"), ("BIT(3)", "101"), ("{0}_pair[]", '{{"(1,a)"}}'), ("{0}_short", "abc"),
+])  # fmt: skip
+def test_rows_are_deleted_by_a_key_of_a_type_that_the_index_compares_as_another(server, declared, key):
+    """Regression: a key of a composite type, or regclass, ended the job at the first delete."""
+    rig = SqlRig(server("postgresql").url)
+    rig.execute(f"CREATE TYPE {rig.table}_pair AS (a int, b text)")
+    rig.execute(f"CREATE DOMAIN {rig.table}_domain AS {rig.table}_pair; CREATE DOMAIN {rig.table}_short AS VARCHAR(3)")
+    rig.create(f"k {declared.format(rig.table)} NOT NULL UNIQUE, name TEXT")
+    for name, op, deleted in (("a", "c", key), ("b", "u", key), ("b", "d", f"{key}d" if key == "abc" else key)):
+        with UpsertSink(rig.url, rig.table, ("k",), "op").begin(Attempt(f"q{name}{op}", 0, 0, 0)) as transaction:
+            transaction.write(pa.record_batch({"k": [deleted], "name": [name], "op": [op]}))
+            transaction.prepare()
+    assert rig.rows("name") == ([("b",)] if key == "abc" else [])  # which is not cut for the comparison
+
+
 def test_a_row_is_not_replaced_by_one_that_another_index_holds_for_equal(server):
     """ON CONFLICT of the columns alone takes all of their unique indexes."""
     rig = SqlRig(server("postgresql").url)
