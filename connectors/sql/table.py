@@ -75,7 +75,7 @@ def destination_of(connection: Connection, name: str, product: Product) -> str:
 
     Raises UsageError when there is no such table.
     """
-    found = connection.execute(text(_FULL_NAME[product]), _place(connection, name)).all()
+    found = connection.execute(text(_FULL_NAME[product]), place_of(connection, name)).all()
     if not found:
         raise UsageError(f"there is no table {name!r} in {connection.engine.url.database!r}: create it first")
     # The exact name first: a catalogue may be searched without regard to case where tables are distinguished by it.
@@ -84,8 +84,8 @@ def destination_of(connection: Connection, name: str, product: Product) -> str:
     return f"{full[0]}.{full[1]}"
 
 
-def _place(connection: Connection, name: str) -> dict[str, str | None]:
-    """What catalogues are asked by."""
+def place_of(connection: Connection, name: str) -> dict[str, str | None]:
+    """What catalogues are asked by: a table's `schema`, `name` and `quoted` name."""
     schema, table = split_name(name)
     quote = connection.dialect.identifier_preparer.quote_identifier
     # The preparer doubles percent signs, for statements with parameters; this is a parameter.
@@ -99,7 +99,7 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
     destination = destination_of(connection, name, product)
     inspector = inspect(connection)
     found = inspector.get_columns(table, schema=schema)
-    place = _place(connection, name)
+    place = place_of(connection, name)
     bases = _domain_bases(connection, place) if product is Product.POSTGRESQL else {}
     columns = {
         _unescaped(column["name"], product): dict(column, type=_stored(column["type"], bases.get(column["name"])))
@@ -172,12 +172,10 @@ def _is_set(name: str, statements: str) -> bool:
 
 
 _IN_HEIRS = """
-SELECT relkind = 'p' OR EXISTS (
-    SELECT FROM pg_catalog.pg_trigger WHERE tgrelid = root.oid AND NOT tgisinternal AND tgtype & 7 = 7
-) OR to_regclass('_timescaledb_catalog.hypertable') IS NOT NULL
-FROM pg_catalog.pg_class root WHERE oid = to_regclass(:quoted)
+SELECT relkind = 'p' OR to_regclass('_timescaledb_catalog.hypertable') IS NOT NULL
+FROM pg_catalog.pg_class WHERE oid = to_regclass(:quoted)
 """
-"""Whether the rows of a table may be in those that inherit from it, put there by partitions, a trigger or TimescaleDB."""
+"""Whether the rows of a table may be in those that inherit from it, as partitions or chunks."""
 _MAY_IGNORE = "SELECT sql LIKE '%conflict%' FROM sqlite_master WHERE name = :name COLLATE NOCASE"
 
 
@@ -215,7 +213,7 @@ def check_durable(connection: Connection, table: Table) -> None:
 
     Of a server that loses them when its machine crashes, and not itself, there is a warning.
     """
-    place, costs = _place(connection, table.name), "so a crash of the server takes committed rows with it"
+    place, costs = place_of(connection, table.name), "so a crash of the server takes committed rows with it"
     if table.product is Product.POSTGRESQL and (found := connection.execute(text(_UNLOGGED), place).scalars().all()):
         raise UsageError(f"table {table.name!r}: unlogged is {', '.join(found)}, {costs}: run ALTER TABLE ... SET LOGGED")
     if table.product is Product.MYSQL and (engine := connection.execute(text(_WITHOUT_TRANSACTIONS), place).scalar()):
@@ -251,7 +249,7 @@ SELECT row_security_active(place.oid) AND (
 
 def check_visible(connection: Connection, table: Table) -> None:
     """Raise UsageError for a table that may have rows which this user does not see."""
-    place = _place(connection, table.name)
+    place = place_of(connection, table.name)
     if table.product is Product.POSTGRESQL and connection.execute(text(_HIDES), place).scalar():
         raise UsageError(
             f"table {table.name!r}: its row-level security policies apply to this user, so that deletes would leave rows which "

@@ -120,6 +120,28 @@ def check_key(table: str, keys: Sequence[UniqueKey], key: Sequence[str]) -> None
     raise UsageError(f"table {table!r} has no unique key of the columns {sorted(key)}; it has {known}")
 
 
+_ROUTES = r"""
+SELECT tgname FROM pg_catalog.pg_trigger JOIN pg_catalog.pg_class ON pg_class.oid = tgrelid AND relkind <> 'p'
+JOIN pg_catalog.pg_proc ON pg_proc.oid = tgfoid JOIN pg_catalog.pg_language ON pg_language.oid = prolang
+WHERE tgrelid = to_regclass(:quoted) AND EXISTS (
+    SELECT FROM pg_catalog.pg_inherits JOIN pg_catalog.pg_class AS heir ON heir.oid = inhrelid
+    WHERE inhparent = tgrelid AND heir.relnamespace IS DISTINCT FROM to_regnamespace('_timescaledb_internal')
+) AND NOT tgisinternal AND tgenabled IN ('O', 'A') AND tgtype & 7 = 7 AND lanname NOT IN ('c', 'internal')
+AND (lanname <> 'plpgsql' OR prosrc ~* '\mreturn\s+null\M') ORDER BY tgname LIMIT 1
+"""
+"""A trigger by which a row may go into a table that inherits from this one. Chunks of TimescaleDB have the keys of all."""
+
+
+def check_routes(connection: Connection, table: str, place: Mapping[str, str | None]) -> None:
+    """For PostgreSQL: raise UsageError where a trigger may put rows into tables that inherit, of which the key is not."""
+    if trigger := connection.execute(text(_ROUTES), place).scalar():
+        raise UsageError(
+            f"table {table!r}: its trigger {trigger!r} may put rows into the tables that inherit from it, and no unique "
+            "key is of all of these, so each retry would add the rows again: make it a partitioned table (PARTITION BY), or "
+            "write into those tables"
+        )
+
+
 def collations_of(table: str, keys: Sequence[UniqueKey], key: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
     """By which the rows of a key are compared. Raises UsageError where unique keys of these columns compare in several ways."""
     return _agreed(table, {unique.name: unique.collations for unique in _of_columns(keys, key)}, "collations")

@@ -31,9 +31,9 @@ from headrace.connectors.sql.commits import COMMITS, create_tables
 from headrace.connectors.sql.handles import SqlHandle, list_key
 from headrace.connectors.sql.mysql import BulkInsert
 from headrace.connectors.sql.rows import RowTransaction
-from headrace.connectors.sql.table import Table, fields_of
+from headrace.connectors.sql.table import Table, fields_of, place_of
 from headrace.connectors.sql.table_sink import StoredListCommitter, TableSink
-from headrace.connectors.sql.unique import check_key, check_other_keys, collations_of, operators_of
+from headrace.connectors.sql.unique import check_key, check_other_keys, check_routes, collations_of, operators_of
 from headrace.connectors.sql.url import Product, shown
 from headrace.enumerator.errors import FencedError, UsageError
 
@@ -91,6 +91,8 @@ class UpsertSink(TableSink, EpochRecord):
 
     def _check_table(self, connection: Connection, table: Table) -> None:
         check_key(table.name, table.unique, self.key)
+        if table.product is Product.POSTGRESQL:
+            check_routes(connection, table.name, place_of(connection, table.name))
 
     def _fields_of(self, table: Table, schema: pa.Schema) -> tuple[Field, ...]:
         return _fields_of(table, self, schema)
