@@ -174,14 +174,21 @@ def check_other_keys(
     """
     others = [
         str(unique) + (f", which {unique.flaw}" if unique.flaw else "") + _triggered(unique, columns)
-        for unique in keys
-        if (unique.columns != frozenset(key) or unique.flaw) and not _is_new_each_time(unique, columns, given)
+        for unique in other_keys(keys, key, columns, given)
     ]
     if others:
         raise UsageError(
             f"table {table!r} has other unique keys than the upsert's {sorted(key)}: {'; '.join(others)}. MariaDB and MySQL "
             "match rows by any of them, so rows of other keys would be overwritten. Drop these indexes, or make them non-unique"
         )
+
+
+def other_keys(
+    keys: Sequence[UniqueKey], key: Sequence[str], columns: Mapping[str, Mapping[str, Any]], given: Collection[str]
+) -> list[UniqueKey]:
+    """Those besides the upsert's key in which rows of several keys may meet."""
+    others = [unique for unique in keys if unique.columns != frozenset(key) or unique.flaw]
+    return [unique for unique in others if not _is_new_each_time(unique, columns, given)]
 
 
 def _is_new_each_time(unique: UniqueKey, columns: Mapping[str, Mapping[str, Any]], given: Collection[str]) -> bool:
@@ -195,6 +202,7 @@ def _is_new_each_time(unique: UniqueKey, columns: Mapping[str, Mapping[str, Any]
         return False
     return any(
         part.get("autoincrement") is True
+        or part.get("identity")
         or (part["nullable"] and part.get("default") in (None, "NULL"))
         or _NEW_EACH_TIME.match(str(part.get("default")))
         for part in parts

@@ -30,10 +30,11 @@ from headrace.connectors.sql.arrow import Field, Kind, check_finite, normalised_
 from headrace.connectors.sql.commits import COMMITS, create_tables
 from headrace.connectors.sql.handles import SqlHandle, list_key
 from headrace.connectors.sql.mysql import BulkInsert
+from headrace.connectors.sql.order import ties_rows
 from headrace.connectors.sql.rows import RowTransaction
 from headrace.connectors.sql.table import Table, fields_of, place_of
 from headrace.connectors.sql.table_sink import StoredListCommitter, TableSink
-from headrace.connectors.sql.unique import check_key, check_other_keys, check_routes, collations_of, operators_of
+from headrace.connectors.sql.unique import check_key, check_other_keys, check_routes, collations_of, operators_of, other_keys
 from headrace.connectors.sql.url import Product, shown
 from headrace.enumerator.errors import FencedError, UsageError
 
@@ -51,7 +52,8 @@ class UpsertSink(TableSink, EpochRecord):
     MySQL match rows by every unique index: there is no other that rows give a part of.
     change_type: a column that says what becomes of the row, and is not written: as that of `Changes`, without preimages. Of a
     delete only the key counts. -U deletes, unless a row of its key follows. Changes of a key are applied in the order in which
-    they come, if one task of an epoch has them. None: every row is inserted, or replaces another.
+    they come, if one task of an epoch has them; of a table where rows may meet (another unique index, a foreign key back to
+    it, an exclusion constraint, a trigger), so are all of its changes. None: every row is inserted, or replaces another.
     lock_timeout_s: how long to wait for a lock that another transaction holds, in seconds; 30 by default.
 
     Raises UsageError for an address or a table's name that cannot be used, without any I/O.
@@ -107,11 +109,14 @@ class UpsertTransaction(RowTransaction):
         self._key_fields: tuple[Field, ...] = ()
         self._attempt = attempt
         self._held: pa.RecordBatch | None = None
+        self._in_order = sink.change_type is not None and ties_rows(connection, table)
         self._bulk = BulkInsert(connection, table) if table.product is Product.MYSQL else None
 
     def _fields_of(self, schema: pa.Schema) -> tuple[Field, ...]:
         fields = _fields_of(self._table, self._sink, schema)
         self._key_fields = tuple(field for field in fields if field.name in self._sink.key)
+        given = [field.name for field in fields]
+        self._in_order |= bool(other_keys(self._table.unique, self._sink.key, self._table.columns, given))
         return fields
 
     def _send(self, rows: pa.RecordBatch) -> None:
@@ -129,33 +134,40 @@ class UpsertTransaction(RowTransaction):
             )
         count = len(rows) if deleted[-1].is_valid else len(rows) - 1
         self._held = rows.slice(count) if count < len(rows) else None  # the row that takes its place comes next
-        self._change(rows.slice(0, count), deleted.slice(0, count))
+        if count:
+            self._change(rows.slice(0, count), deleted.slice(0, count))
 
     def _change(self, rows: pa.RecordBatch, deleted: pa.BooleanArray) -> None:
         """Deletes first, then the last row of each key: what is inserted behind a delete keeps nothing of the row before it.
 
         Keys that the database holds for equal count as different ones here: deleting again finds them, and only then are the
-        changes made in their order, which for most rows is a statement each.
+        changes made in their order, as all are where rows may meet others.
         """
         keys = normalised_columns(rows, self._key_fields)
         last = _last_of_each(keys)
-        deleted = pc.coalesce(deleted, pc.is_in(pa.array(range(len(rows)), pa.int64()), last))
-        self._delete([column.filter(deleted) for column in keys])
-        is_delete = deleted.take(last)
-        self._insert(rows.take(last.filter(pc.invert(is_delete))))
-        if all(field.kind in _BY_BYTES for field in self._key_fields) or len(pc.unique(is_delete)) < 2:
-            return
-        again = last.filter(is_delete)
-        if not self._delete([column.take(again) for column in keys]):
-            return
-        self._delete([column.filter(deleted) for column in keys])
-        ends = [*(np.flatnonzero(np.diff(is_delete.to_numpy(zero_copy_only=False))) + 1).tolist(), len(last)]
-        for start, end in pairwise([0, *ends]):
-            run = last.slice(start, end - start)
-            if is_delete[start].as_py():
-                self._delete([column.take(run) for column in keys])
+        is_last = pc.is_in(pa.array(range(len(rows)), pa.int64()), last)
+        counts = pc.or_(deleted.is_valid(), is_last)  # not of a row before a change whose key has a row behind it
+        deleted = pc.coalesce(deleted, is_last)
+        if not self._in_order:
+            self._delete([column.filter(deleted) for column in keys])
+            is_delete = deleted.take(last)
+            self._insert(rows.take(last.filter(pc.invert(is_delete))))
+            if all(field.kind in _BY_BYTES for field in self._key_fields) or len(pc.unique(is_delete)) < 2:
+                return
+            again = last.filter(is_delete)
+            if not self._delete([column.take(again) for column in keys]):
+                return
+        self._change_in_order(rows.filter(counts), deleted.filter(counts))
+
+    def _change_in_order(self, rows: pa.RecordBatch, deleted: pa.BooleanArray) -> None:
+        """A run of deletes, or of other rows, is one call of the driver, which runs the statement row by row."""
+        starts = (np.flatnonzero(np.diff(deleted.to_numpy(zero_copy_only=False))) + 1).tolist()
+        for start, end in pairwise([0, *starts, len(rows)]):
+            run = rows.slice(start, end - start)
+            if deleted[start].as_py():
+                self._delete(normalised_columns(run, self._key_fields))
             else:
-                self._insert(rows.take(run))
+                self._insert(run)
 
     def _insert(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows:

@@ -14,6 +14,7 @@ from headrace.connectors.sql import table
 from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.upsert import UpsertSink
 from headrace.enumerator.errors import UsageError
+from tests.helpers.databases import SERVERS
 from tests.helpers.sql_rig import SqlRig
 
 pytestmark = pytest.mark.timeout(300)
@@ -357,6 +358,105 @@ def test_a_row_that_gets_another_key_keeps_what_else_is_unique(any_rig):
     any_rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20) UNIQUE")
     changed(any_rig, [(1, "ann", "c")], [(1, None, "d"), (2, "ann", "c")])
     assert any_rig.rows() == [(2, "ann")]
+
+
+TREE = "id BIGINT PRIMARY KEY, name VARCHAR(20), parent BIGINT, note INT DEFAULT 7, "
+PARENT = "FOREIGN KEY (parent) REFERENCES {} (id) ON DELETE {}"
+
+
+def moved(rig: SqlRig, *batches: list[tuple[int, str | None, int | None, str]], epoch: int = 0) -> None:
+    with UpsertSink(rig.url, rig.table, ("id",), "op").begin(Attempt("q", epoch, 0, 0)) as transaction:
+        for rows in batches:
+            columns = map(pa.array, zip(*rows, strict=True), (pa.int64(), pa.string(), pa.int64(), pa.string()))
+            transaction.write(pa.RecordBatch.from_arrays([*columns], ["id", "name", "parent", "op"]))
+        transaction.prepare()
+
+
+@pytest.mark.parametrize("action", ["CASCADE", "RESTRICT", "SET NULL"])
+@pytest.mark.parametrize("any_rig", SERVERS, indirect=True)  # SQLite looks at foreign keys for who asks it to
+def test_rows_that_refer_to_each_other_change_in_the_order_of_all_changes(any_rig, action):
+    """Regression: deletes came before other changes, and a row where its last change was: rows were lost, or refused."""
+    rig = any_rig
+    rig.create(TREE + PARENT.format(rig.table, action))
+    rig.execute(f"INSERT INTO {rig.table} VALUES (1, 'root', NULL, 1), (3, 'old', 1, 1), (2, 'mover', 3, 1), (4, 'leaf', 2, 1)")
+    moved(
+        rig,
+        [(2, "moved", 1, "u"), (3, None, None, "d"), (5, "new", None, "c"), (6, "child", 5, "c"), (5, "renamed", 1, "u")],
+        [(6, "child", 5, "-U"), (6, "lifted", 1, "+U"), (5, "renamed", 1, "-U")],
+        [(7, "renamed", 6, "+U"), (8, "short", 7, "c"), (8, None, None, "d")],
+    )
+    wanted = [(1, "root", None, 1), (2, "moved", 1, 1), (4, "leaf", 2, 1), (6, "lifted", 1, 7), (7, "renamed", 6, 7)]
+    assert rig.rows() == wanted
+
+
+def test_a_tree_in_any_cut_is_the_one_that_its_changes_make_one_by_one(any_rig, monkeypatch):
+    monkeypatch.setattr(sending, "_CHUNK_ROWS", 7)
+    rig = any_rig
+    rig.create(TREE + PARENT.format(rig.table, "CASCADE"))
+    moves, parents = random.Random(13), dict[int, int | None]({0: None})
+    rig.execute(f"INSERT INTO {rig.table} (id, name) VALUES (0, 'root')")
+
+    def above(key: int | None) -> set[int | None]:
+        return set() if key is None else {key} | above(parents[key])
+
+    for epoch in range(6):
+        batches = list[list[tuple[int, str | None, int | None, str]]]()
+        for number in range(60):
+            key, parent = moves.randrange(1, 9), moves.choice([*parents])
+            batches.extend([[]] if number % 20 == 0 else [])
+            if key in parents and key not in parents.values() and moves.random() < 0.4:
+                del parents[key]
+                batches[-1].append((key, None, None, "d"))
+            elif key not in above(parent):
+                parents[key] = parent
+                batches[-1].append((key, f"n{number}", parent, "u"))
+        moved(rig, *batches, epoch=epoch)
+        assert dict(rig.rows("id, parent")) == parents
+
+
+@pytest.mark.parametrize("ties", [
+    "UNIQUE", "EXCLUDE USING btree (name WITH =)", "a unique index of a part", "a unique index of an expression",
+])  # fmt: skip
+def test_rows_take_what_is_unique_from_each_other_in_the_order_of_all_changes(server, ties):
+    """Regression: two rows that swap a name were refused for good."""
+    rig = SqlRig(server("postgresql").url)
+    constraint, is_parted = ties if ties.startswith("EXCLUDE") else "UNIQUE (name)", ties == "a unique index of a part"
+    if ties.startswith("a unique index"):
+        rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20)", "PARTITION BY RANGE (id)" if is_parted else "")
+    else:
+        rig.create(f"id BIGINT PRIMARY KEY, name VARCHAR(20), {constraint}")
+    if is_parted:
+        rig.execute(f"CREATE TABLE {rig.table}_part PARTITION OF {rig.table} FOR VALUES FROM (0) TO (10)")
+    if ties.startswith("a unique index"):
+        rig.execute(f"CREATE UNIQUE INDEX ON {rig.table}{'_part (name)' if is_parted else ' (lower(name))'}")
+    rig.execute(f"INSERT INTO {rig.table} VALUES (1, 'x'), (2, 'b')")
+    changed(rig, [(1, "tmp", "u"), (2, "x", "u"), (1, "b", "u")])
+    changed(rig, [(1, "c", "u"), (3, "b", "c"), (1, "z", "u")], attempt=1)
+    assert rig.rows() == [(1, "z"), (2, "x"), (3, "b")]
+
+
+def test_a_trigger_sees_each_change_in_its_order(server):
+    rig = SqlRig(server("postgresql").url)
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20)")
+    rig.execute(f"CREATE TABLE {rig.table}_seen (no SERIAL, op TEXT, id BIGINT)")
+    see = f"INSERT INTO {rig.table}_seen (op, id) VALUES (TG_OP, coalesce(NEW.id, OLD.id)); RETURN NULL; END"
+    rig.execute(ROUTED.format(rig.table, see).replace("BEFORE INSERT", "AFTER INSERT OR UPDATE OR DELETE"))
+    changed(rig, [(1, "a", "c"), (1, "b", "u"), (2, "a", "c"), (1, None, "d"), (2, "b", "u")])
+    seen = rig.execute(f"SELECT op, id FROM {rig.table}_seen ORDER BY no")
+    assert seen == [("INSERT", 1), ("UPDATE", 1), ("INSERT", 2), ("DELETE", 1), ("UPDATE", 2)]
+
+
+@pytest.mark.parametrize("any_rig", ["postgresql", "sqlite"], indirect=True)
+def test_a_table_of_which_rows_give_no_other_key_keeps_the_short_way(any_rig):
+    """Deletes first, then the last row of each key: many rows are one statement."""
+    number = "BIGINT GENERATED BY DEFAULT AS IDENTITY" if any_rig.is_postgresql else "INTEGER"
+    any_rig.execute(f"CREATE TABLE {any_rig.table}_other (id BIGINT PRIMARY KEY)")
+    any_rig.create(f"no {number} PRIMARY KEY, id BIGINT UNIQUE, name TEXT, other BIGINT REFERENCES {any_rig.table}_other (id)")
+    with UpsertSink(any_rig.url, any_rig.table, ("id",), "op").begin(Attempt("q", 0, 0, 0)) as transaction:
+        transaction.write(pa.RecordBatch.from_pydict({"id": [1, 1, 2], "name": ["a", "b", "c"], "op": ["c", "u", "c"]}))
+        assert not transaction._in_order
+        transaction.prepare()
+    assert any_rig.rows("id, name") == [(1, "b"), (2, "c")]
 
 
 KEYS: dict[str, tuple[pa.Array, str]] = {
