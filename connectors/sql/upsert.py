@@ -251,7 +251,8 @@ def _upsert(connection: Connection, table: Table, key: Sequence[str], names: Seq
     insert = f"{table.insert} ({', '.join(map(quote, names))}){given} VALUES ({', '.join([sign] * len(names))})"
     others = [quote(name) for name in names if name not in key]
     if table.product is Product.MYSQL:
-        changes = ", ".join(f"{name} = VALUES({name})" for name in others or map(quote, key))
+        same = f"{quote(key[0])} = {quote(key[0])}"  # the key stays as it was written first
+        changes = ", ".join(f"{name} = VALUES({name})" for name in others) or same
         return f"{insert} ON DUPLICATE KEY UPDATE {changes}"
     changes = ", ".join(f"{name} = excluded.{name}" for name in others)
     action = f"DO UPDATE SET {changes}" if changes else "DO NOTHING"

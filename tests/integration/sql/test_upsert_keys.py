@@ -31,6 +31,15 @@ def mariadb_rig(server) -> SqlRig:
     return SqlRig(server("mariadb").url)
 
 
+def test_a_key_keeps_its_spelling_where_it_is_all_that_rows_have(mariadb_rig):
+    """Regression: a row of `A` that had nothing but its key made `A` of `a`."""
+    rig = mariadb_rig
+    rig.create("name VARCHAR(20) COLLATE utf8mb4_general_ci PRIMARY KEY, price INT")
+    rig.execute(f"INSERT INTO {rig.table} VALUES ('a', 1)")
+    written(rig, ("name",), {"name": ["A"]})
+    assert rig.rows() == [("a", 1)]
+
+
 # --- other unique keys, which MariaDB and MySQL match by ---------------------------------------------------------------
 @pytest.mark.parametrize(
     "columns",
