@@ -66,8 +66,12 @@ class TwoPhaseDatabase(ABC):
         """Where our tables are: the database, and its schema if it has some."""
 
     @abstractmethod
-    def writer(self, connection: Connection, table: Table, gid: str) -> Writer:
+    def start(self, connection: Connection, gid: str) -> None:
         """Start a transaction of this name."""
+
+    @abstractmethod
+    def writer(self, connection: Connection, table: Table, gid: str) -> Writer:
+        """Of the transaction of this name, which has started."""
 
     @abstractmethod
     def prepared(self, connection: Connection, prefix: str) -> set[str]:

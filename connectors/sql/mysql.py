@@ -63,11 +63,12 @@ class MySql(TwoPhaseDatabase):
         """The database: XA's names are shared by all databases of the server."""
         return (str(connection.exec_driver_sql("SELECT database()").scalar_one()),)
 
-    def writer(self, connection: Connection, table: Table, gid: str) -> Writer:
+    def start(self, connection: Connection, gid: str) -> None:
         """XA START, which must be the first statement of a transaction."""
-        bulk = BulkInsert(connection, table)
-        connection.commit()
-        return _Writer(connection, table, gid, bulk)
+        connection.exec_driver_sql(f"XA START {_xid(gid)}")
+
+    def writer(self, connection: Connection, table: Table, gid: str) -> Writer:
+        return _Writer(connection, table, gid, BulkInsert(connection, table))
 
     def prepared(self, connection: Connection, prefix: str) -> set[str]:
         """Raises AuthenticationError without the right to look."""
@@ -173,7 +174,6 @@ class _Writer(Writer):
     def __init__(self, connection: Connection, table: Table, gid: str, bulk: BulkInsert) -> None:
         super().__init__(connection, table, gid)
         self._bulk = bulk
-        connection.exec_driver_sql(f"XA START {_xid(gid)}")
 
     def put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
         check_finite(columns, fields, "MariaDB")

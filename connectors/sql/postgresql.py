@@ -43,8 +43,10 @@ class PostgreSql(TwoPhaseDatabase):
         database, schema = connection.exec_driver_sql(f"SELECT current_database(), coalesce(({found}), current_schema())").one()
         return str(database), str(schema)
 
+    def start(self, connection: Connection, gid: str) -> None:
+        """The driver does it with its first statement."""
+
     def writer(self, connection: Connection, table: Table, gid: str) -> Writer:
-        """The driver starts a transaction with its first statement."""
         return _Writer(connection, table, gid)
 
     def prepared(self, connection: Connection, prefix: str) -> set[str]:

@@ -32,7 +32,7 @@ from headrace.connectors.sql.handles import SqlHandle, epoch_of, is_of_job, job_
 from headrace.connectors.sql.mysql import MySql
 from headrace.connectors.sql.postgresql import PostgreSql
 from headrace.connectors.sql.rows import RowTransaction
-from headrace.connectors.sql.table import Table
+from headrace.connectors.sql.table import Table, destination_of
 from headrace.connectors.sql.table_sink import StoredListCommitter, TableSink
 from headrace.connectors.sql.url import Product, product_of, shown
 from headrace.enumerator.errors import DataLossError, PeerError, RetriableError, StateError, UsageError
@@ -70,12 +70,17 @@ class SqlSink(TableSink, EpochRecord, WriterCommit, LeftoverCleanup):
         RetriableError when it cannot be reached.
         """
         check_job(attempt.job)
-        database = self._database
-        with self._session(f"beginning to write to {shown(self.url)}") as (engine, connection, table):
+        database, gid = self._database, ""
+
+        def start(connection: Connection) -> None:
+            nonlocal gid
             create_tables(connection)
-            place = database.place(connection)
+            destination = destination_of(connection, self.table, product_of(self.url))
+            gid = new_gid(place_digest(*database.place(connection), destination), attempt)
             connection.commit()
-            gid = new_gid(place_digest(*place, table.destination), attempt)
+            database.start(connection, gid)
+
+        with self._session(f"beginning to write to {shown(self.url)}", start) as (engine, connection, table):
             return SqlTransaction(engine, connection, table, database.writer(connection, table, gid), attempt, gid)
 
     def committer(self, job: str) -> SqlCommitter:

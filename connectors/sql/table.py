@@ -18,10 +18,12 @@ from sqlalchemy import inspect, text
 from sqlalchemy import types as sql
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.sqltypes import _Binary  # there is no public name for what all binary types have in common
 
 from headrace.connectors.base.nested import plain_type
 from headrace.connectors.sql.arrow import Field, Kind, innermost, kind_of
+from headrace.connectors.sql.errors import code_of
 from headrace.connectors.sql.kept import LimitedRecord, refused_text, rule_of
 from headrace.connectors.sql.unique import UniqueKey, unique_keys
 from headrace.connectors.sql.url import Product
@@ -94,9 +96,15 @@ def place_of(connection: Connection, name: str) -> dict[str, str | None]:
 
 
 def read_table(connection: Connection, name: str, product: Product) -> Table:
-    """Ask the database for a table. Raises UsageError when there is none of this name."""
+    """Ask the database for a table, which is not altered until the transaction ends (but in SQLite).
+
+    Raises UsageError when there is none of this name.
+    """
     schema, table = split_name(name)
     destination = destination_of(connection, name, product)
+    quote = connection.dialect.identifier_preparer.quote
+    written = ".".join(quote(part) for part in (schema, table) if part is not None)
+    _hold(connection, written, product)
     inspector = inspect(connection)
     found = inspector.get_columns(table, schema=schema)
     place = place_of(connection, name)
@@ -113,8 +121,6 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
             columns[column_name]["cast"] = cast
     primary = inspector.get_pk_constraint(table, schema=schema)["constrained_columns"]
     unique = unique_keys(connection, place, primary, product, columns)
-    quote = connection.dialect.identifier_preparer.quote
-    written = ".".join(quote(part) for part in (schema, table) if part is not None)
     insert, delete = _verbs(connection, place, product)
     return Table(name, destination, written, product, columns, unique, f"{insert} {written}", f"{delete} {written}")
 
@@ -128,6 +134,26 @@ WITH RECURSIVE parts AS (
 ) SELECT attname, format_type(type, -1) FROM parts JOIN pg_catalog.pg_type ON pg_type.oid = type WHERE typtype <> 'd'
 """
 """What columns, and domains of them, are of, without a length: by that a value would be cut."""
+
+
+_OF_VIEWS = (1136, 1471)  # of MariaDB: what is wrong with a view is found later
+
+
+def _hold(connection: Connection, written: str, product: Product) -> None:
+    """Lock the table as an insert would: a column that is made narrower before the first row would round or cut silently.
+
+    EXPLAIN needs no other right than INSERT, and calls no trigger.
+    """
+    if product is Product.SQLITE:
+        return
+    values = "DEFAULT VALUES" if product is Product.POSTGRESQL else "VALUES ()"
+    try:
+        connection.exec_driver_sql(f"EXPLAIN INSERT INTO {written} {values}").close()
+    except DBAPIError as error:
+        if code_of(error) not in _OF_VIEWS:
+            raise
+
+
 _FILLED = """
 SELECT column_name AS name, column_default AS `default`, is_nullable = 'YES' AS nullable,
     extra LIKE '%auto_increment%' AS autoincrement, coalesce(generation_expression, '') <> '' AS computed,

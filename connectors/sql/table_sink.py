@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
@@ -91,12 +91,16 @@ class TableSink(TwoPhaseSink[SqlHandle]):
         return fields_of(table, schema)
 
     @contextmanager
-    def _session(self, doing: str) -> Iterator[TableSession]:
-        """A session for one task, which stays open unless the context ends by an exception."""
+    def _session(self, doing: str, start: Callable[[Connection], None] = lambda _: None) -> Iterator[TableSession]:
+        """A session for one task, which stays open unless the context ends by an exception.
+
+        In it a transaction has locked the table. `start` is called before that, and may end transactions.
+        """
         engine = task_engine(self.url, self.lock_timeout_s)
         with translated(engine, doing):
             connection = engine.connect()
             try:
+                start(connection)
                 table = read_table(connection, self.table, product_of(self.url))
                 self._check_table(connection, table)
                 check_durable(connection, table)

@@ -83,8 +83,7 @@ class UpsertSink(TableSink, EpochRecord):
     def begin(self, attempt: Attempt) -> UpsertTransaction:
         """Connect and look at the table. Raises as `SqlSink.begin`, and UsageError when it has no such unique key."""
         check_job(attempt.job)
-        with self._session(f"beginning to write to {shown(self.url)}") as (engine, connection, table):
-            create_tables(connection)
+        with self._session(f"beginning to write to {shown(self.url)}", create_tables) as (engine, connection, table):
             return UpsertTransaction(engine, connection, table, self, attempt)
 
     def committer(self, job: str) -> UpsertCommitter:

@@ -1,11 +1,13 @@
 """Values that a database would store as others are refused: nothing changes silently."""
 
 import re
+from contextlib import closing
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from sqlalchemy.exc import DBAPIError
 
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.sql.sink import SqlSink
@@ -79,6 +81,33 @@ POSTGRESQL = [
     ("timestamp(0)[]", pa.array([[1]], pa.list_(pa.timestamp("us"))), None), ("text", pa.array([["a"]]), None),
     ("timestamptz[]", pa.array([[1]], pa.list_(pa.timestamp("us"))), None),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_upsert", [False, True], ids=["once", "by key"])
+@pytest.mark.parametrize(
+    ("system", "alteration"),
+    [
+        ("postgresql", "ALTER TABLE {} ALTER v TYPE numeric(9, 1)"),
+        ("mariadb", "ALTER TABLE {} MODIFY v DECIMAL(9, 1)"),
+        ("mariadb", "ALTER TABLE {} DROP PRIMARY KEY"),
+    ],
+)
+def test_a_table_is_not_altered_between_the_begin_of_a_transaction_and_its_first_row(server, system, alteration, is_upsert):
+    """Regression: values were rounded, and without the key MariaDB had rows twice."""
+    rig = SqlRig(server(system).url)
+    rig.create("id BIGINT PRIMARY KEY, v NUMERIC(12, 3)")
+    sink = UpsertSink(rig.url, rig.table, ("id",)) if is_upsert else SqlSink(rig.url, rig.table)
+    soon = "SET lock_timeout = 50; " if rig.is_postgresql else "SET STATEMENT lock_wait_timeout = 0 FOR "
+    with sink.begin(Attempt("q", 0, 0, 0)) as transaction, closing(sink.committer("q")) as committer:
+        with pytest.raises(DBAPIError, match="lock timeout|Lock wait timeout"):
+            rig.execute(soon + alteration.format(rig.table))
+        transaction.write(pa.record_batch({"id": [1], "v": pa.array([Decimal("1.25")])}))
+        handle = transaction.prepare()
+        if handle is not None:
+            committer.fence()
+            committer.end(handle)
+    assert rig.rows() == [(1, Decimal("1.25"))]
+    rig.execute(soon + alteration.format(rig.table))
 
 
 @pytest.mark.parametrize("as_domain", [False, True], ids=["itself", "a domain"])
