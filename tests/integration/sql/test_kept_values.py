@@ -99,7 +99,7 @@ def test_a_table_is_not_altered_between_the_begin_of_a_transaction_and_its_first
     sink = UpsertSink(rig.url, rig.table, ("id",)) if is_upsert else SqlSink(rig.url, rig.table)
     soon = "SET lock_timeout = 50; " if rig.is_postgresql else "SET STATEMENT lock_wait_timeout = 0 FOR "
     with sink.begin(Attempt("q", 0, 0, 0)) as transaction, closing(sink.committer("q")) as committer:
-        with pytest.raises(DBAPIError, match="lock timeout|Lock wait timeout"):
+        with pytest.raises(DBAPIError, match=r"lock timeout|Lock wait timeout"):
             rig.execute(soon + alteration.format(rig.table))
         transaction.write(pa.record_batch({"id": [1], "v": pa.array([Decimal("1.25")])}))
         handle = transaction.prepare()
