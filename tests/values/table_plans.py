@@ -1,4 +1,4 @@
-"""Plans of the search over the histories of tables in PostgreSQL, MariaDB and SQLite: their types, alterations, and jobs."""
+"""Plans of the search over the history of tables in PostgreSQL, MariaDB and SQLite: their types, alterations, and jobs."""
 
 from __future__ import annotations
 
@@ -163,26 +163,12 @@ def alteration(what: str, product: str, name: str, column: Column, key: Column, 
 
 ALTERATIONS = (
     *("add", "add default", "drop", "drop other", "rename", "unique", "index", "truncate"),
-    *("add required", "default", "no key", "not null", "widen", "narrow", "narrow", "collation"),
+    *("add required", "default", "no key", "not null", "widen", "narrow", "narrow", "narrow", "collation"),
 )
 
 STEPS = ("epoch",) * 7 + ("alter",) * 3 + ("hand",) * 2 + ("revoke", "parent")
-ACTIONS = ("crash",) * 3 + ("cut",) * 2 + ("alter",) * 4 + ("hand", "lock", "restart", "late")
-MOMENTS = (
-    "begun",
-    "begun",
-    "begun",
-    "begun",
-    "written",
-    "prepared",
-    "check",
-    "record",
-    "recorded",
-    "end",
-    "ended",
-    "clean_up",
-    "fence",
-)
+ACTIONS = ("crash",) * 6 + ("cut",) * 2 + ("alter",) * 3 + ("hand", "lock", "restart", "late")
+MOMENTS = ("started",) * 4 + ("written", "prepared", "check", "record", "recorded", "end", "ended", "clean_up", "fence")
 AFTER = ("ended", "clean_up")
 """Rows are in the table, and not in the mirror yet."""
 STYLES = (
@@ -237,7 +223,7 @@ class Plan:
     def key(self) -> tuple[str, ...]:
         return tuple(f"k{at}" for at in range(len(self.keys)))
 
-    def kind(self, name: str) -> Any:
+    def kind(self, name: str) -> Column:
         return (
             (KEYS[self.keys[int(name[1])]] if name[0] == "k" else PAYLOAD[self.payload[int(name[1])]])
             if name[1:]
@@ -257,7 +243,7 @@ def plan_of(product: str, number: int) -> Plan:
         chance.choice(["", "", "S one"]) if product != LITE else "",
         tuple(chance.choices(keys, k=chance.choice([1, 1, 2]))),
         tuple(chance.choices(payload, k=chance.randint(1, 3))),
-        chance.choice(["PRIMARY KEY", "PRIMARY KEY", "UNIQUE", ""]),
+        chance.choice(["PRIMARY KEY", "PRIMARY KEY", "UNIQUE", "", ""]),
         chance.random() < 0.2 and not is_partitioned,
         is_partitioned,
         chance.random() < 0.3 and not is_partitioned,
@@ -267,7 +253,7 @@ def plan_of(product: str, number: int) -> Plan:
     )
     modes = ["upsert", "changes"] if product == LITE else ["append", "upsert", "changes"]
     jobs = [chance.choice(modes if plan.unique else modes[:1]) for _ in range(2)]
-    return replace(plan, steps=tuple(_step(chance, plan, jobs, modes) for _ in range(chance.randint(5, 14))))
+    return replace(plan, steps=tuple(_step(chance, plan, jobs, modes) for _ in range(chance.randint(4, 9))))
 
 
 def _step(chance: Random, plan: Plan, jobs: list[str], modes: list[str]) -> Step:
@@ -323,7 +309,15 @@ def _epoch(chance: Random, plan: Plan, jobs: list[str], modes: list[str]) -> Epo
         rows.append(tuple(made))
     key = chance.choice(["k"] * 12 + ["u", "n"]) if is_restart else "k"
     moment = chance.choice(MOMENTS)
-    action = _action(chance, plan, "alter" if moment == "begun" and chance.random() < 0.5 else chance.choice(ACTIONS))
+    action = _action(chance, plan, chance.choice(ACTIONS))
+    if moment == "started" and chance.random() < 0.5:
+        action = (
+            "alter",
+            (
+                chance.choice(["narrow", "narrow", "narrow", "no key", chance.choice(ALTERATIONS)]),
+                chance.randrange(len(plan.payload)),
+            ),
+        )
     is_unordered = (moment == "written" and action[0] == "hand") or (moment in AFTER and action[0] in ("hand", "alter"))
     if chance.random() < 0.3 or is_unordered:  # which was first, the job or the action, is not known then
         moment = ""
