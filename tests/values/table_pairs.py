@@ -48,6 +48,7 @@ class Pair:
         self.altered: dict[str, tuple[Alteration, Alteration]] = {}
         self.locker: Any = None
         self.is_revoked = False
+        self.db: Any = None
         self.connect()
         self.create()
 
@@ -56,6 +57,10 @@ class Pair:
         return (schema + self.quote(name)).replace("%%", "%")
 
     def connect(self) -> None:
+        """Also where the server was restarted."""
+        if self.db is not None:
+            self.db.invalidate()
+            self.db.close()
         self.db = self.engine.connect()
         if self.is_pg:
             self.execute("SET TIME ZONE 'UTC'")
@@ -206,6 +211,7 @@ class Pair:
         if self.locker is not None:
             with suppress(DBAPIError):
                 self.locker.exec_driver_sql("UNLOCK TABLES" if self.is_my else "ROLLBACK")
+                self.locker.invalidate()
             self.locker.close()
         self.locker = None
 
@@ -221,7 +227,7 @@ class Pair:
                 with suppress(DBAPIError):
                     self.execute(f"KILL {number}")
             eventually(lambda: not self.execute(OTHERS), "sessions that were killed are there")
-        self.locker = None
+        self.unlock()
 
     def write(self, epoch: Epoch, rows: tuple[Row, ...]) -> None:
         """Write rows into the mirror, each by a statement, in a transaction. Raises DBAPIError."""

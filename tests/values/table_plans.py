@@ -272,12 +272,13 @@ def _action(chance: Random, plan: Plan, what: str) -> Step:
     return what, arguments.get(what, ())
 
 
-def _row(chance: Random, plan: Plan, group: int, *, has_nulls: bool = False) -> Row:
-    """`group`: of the key's values, so that tasks have none in common."""
+def _row(chance: Random, plan: Plan, group: int, *, has_nulls: bool = False, spelling: int | None = None) -> Row:
+    """`group`: of the key's values, so that tasks have none in common. `spelling`: which of a group, else any."""
     row: Row = {}
     for at, name in enumerate(plan.keys):
         groups = KEYS[name].values
-        row[f"k{at}"] = chance.choice(groups[group % len(groups)] if at == 0 else chance.choice(groups))
+        same = groups[group % len(groups)] if at == 0 else chance.choice(groups)
+        row[f"k{at}"] = chance.choice(same) if spelling is None else same[spelling % len(same)]
         if has_nulls and chance.random() < 0.05:
             row[f"k{at}"] = None
     for at, name in enumerate(plan.payload):
@@ -294,18 +295,19 @@ def _epoch(chance: Random, plan: Plan, jobs: list[str], modes: list[str]) -> Epo
     mode, tasks = jobs[job], chance.choice([1, 1, 2])
     columns = [*plan.key, *(f"p{at}" for at in range(len(plan.payload)) if chance.random() < 0.8)]
     columns += [name for name in ("n", "u", "d", *("f" * plan.has_parent)) if chance.random() < 0.4]
-    rows = []
+    # Which spelling a key has that is deleted and written in one epoch depends on how batches are cut.
+    rows, spelling = [], chance.randrange(9) if mode == "changes" else None
     for task in range(tasks):
         made: list[Row] = []
         for _ in range(chance.choice([0, 1, 2, 3, 5])):
             group = task + tasks * chance.randrange(3)
-            row = _row(chance, plan, group, has_nulls=chance.random() < 0.1)
+            row = _row(chance, plan, group, has_nulls=chance.random() < 0.1, spelling=spelling)
             if mode == "append" and plan.keys[0] == "int" and chance.random() < 0.8:
                 row["k0"] = chance.randrange(10**6)
             op = chance.choice(["write", "write", "delete", "before"]) if mode == "changes" else "write"
             made.append({**row, "op": op})
             if op == "before":
-                made.append({**_row(chance, plan, group), "op": "write"})
+                made.append({**_row(chance, plan, group, spelling=spelling), "op": "write"})
         rows.append(tuple(made))
     key = chance.choice(["k"] * 12 + ["u", "n"]) if is_restart else "k"
     moment = chance.choice(MOMENTS)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
@@ -39,7 +39,10 @@ from tests.values.bugs import table_histories as bugs
 from tests.values.table_pairs import ROLE, START, Pair, Stopped, key_of
 from tests.values.table_plans import LITE, MY, PG, Epoch, Plan, Row, Step, plan_of
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:Unknown schema content"),  # SQLAlchemy does not read a quoted name
+]
 
 COUNTS: Counter[str] = Counter()
 TABLES = 60
@@ -240,9 +243,10 @@ class History:
         self.now = None
         self.pair.unlock()
         if late is not None:
-            with late[0]:
+            transaction, old = late
+            with transaction, closing(old):
                 if job.epoch > first:
-                    self.come_late(job, epoch, *late)
+                    self.come_late(job, epoch, transaction, old)
 
     def late(self, job: Job, epoch: Epoch) -> tuple[Any, JobCommitter[Any]] | None:
         """A transaction of the epoch, and its driver: another one takes its place meanwhile."""
@@ -263,7 +267,6 @@ class History:
             old.commit(number, (handle,))
             raise AssertionError("a driver that was replaced has committed")
         COUNTS["late"] += 1
-        old.close()
         self.dismiss(job)
         with suppress(HeadraceError):
             self.driver(job, self.sink(epoch))
