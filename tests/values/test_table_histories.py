@@ -42,6 +42,7 @@ from tests.values.table_plans import LITE, MY, PG, Epoch, Plan, Row, Step, plan_
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:Unknown schema content"),  # SQLAlchemy does not read a quoted name
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # sessions that are killed in mid-connect
 ]
 
 COUNTS: Counter[str] = Counter()
