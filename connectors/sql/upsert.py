@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import Connection, Engine, NestedTransaction
+from sqlalchemy.exc import IntegrityError
 
 from headrace.connectors.base.arguments import names, text
 from headrace.connectors.base.capabilities import EpochRecord
@@ -137,29 +138,50 @@ class UpsertTransaction(RowTransaction):
             self._change(rows.slice(0, count), deleted.slice(0, count))
 
     def _change(self, rows: pa.RecordBatch, deleted: pa.BooleanArray) -> None:
+        """In order where rows may meet others. A replay, whose rows are there already, may be refused so, and not without."""
+        if not self._in_order:
+            self._change_by_key(rows, deleted)
+            return
+        refused: tuple[type[Exception], ...] = (IntegrityError, self._engine.dialect.loaded_dbapi.IntegrityError)
+        try:
+            with self._savepoint():
+                self._change_in_order(rows, deleted)
+        except refused as error:
+            try:
+                with self._savepoint():
+                    self._change_by_key(rows, deleted)
+            except refused:
+                raise error from None
+
+    def _savepoint(self) -> NestedTransaction:
+        connection: Any = self._connection.connection.driver_connection
+        if self._table.product is Product.SQLITE and not connection.in_transaction:
+            connection.execute("BEGIN")  # else the savepoint's end would commit
+        return self._connection.begin_nested()
+
+    def _change_by_key(self, rows: pa.RecordBatch, deleted: pa.BooleanArray) -> None:
         """Deletes first, then the last row of each key: what is inserted behind a delete keeps nothing of the row before it.
 
         Keys that the database holds for equal count as different ones here: deleting again finds them, and only then are the
-        changes made in their order, as all are where rows may meet others.
+        changes made in their order.
         """
         keys = normalised_columns(rows, self._key_fields)
         last = _last_of_each(keys)
-        is_last = pc.is_in(pa.array(range(len(rows)), pa.int64()), last)
-        counts = pc.or_(deleted.is_valid(), is_last)  # not of a row before a change whose key has a row behind it
-        deleted = pc.coalesce(deleted, is_last)
-        if not self._in_order:
-            self._delete([column.filter(deleted) for column in keys])
-            is_delete = deleted.take(last)
-            self._insert(rows.take(last.filter(pc.invert(is_delete))))
-            if all(field.kind in _BY_BYTES for field in self._key_fields) or len(pc.unique(is_delete)) < 2:
-                return
-            again = last.filter(is_delete)
-            if not self._delete([column.take(again) for column in keys]):
-                return
-        self._change_in_order(rows.filter(counts), deleted.filter(counts))
+        is_deleted = pc.coalesce(deleted, pc.is_in(pa.array(range(len(rows)), pa.int64()), last))
+        self._delete([column.filter(is_deleted) for column in keys])
+        is_delete = is_deleted.take(last)
+        self._insert(rows.take(last.filter(pc.invert(is_delete))))
+        if all(field.kind in _BY_BYTES for field in self._key_fields) or len(pc.unique(is_delete)) < 2:
+            return
+        again = last.filter(is_delete)
+        if self._delete([column.take(again) for column in keys]):
+            self._change_in_order(rows, deleted)
 
     def _change_in_order(self, rows: pa.RecordBatch, deleted: pa.BooleanArray) -> None:
         """A run of deletes, or of other rows, is one call of the driver, which runs the statement row by row."""
+        is_last = pc.is_in(pa.array(range(len(rows)), pa.int64()), _last_of_each(normalised_columns(rows, self._key_fields)))
+        counts = pc.or_(deleted.is_valid(), is_last)  # not of a row before a change whose key has a row behind it
+        rows, deleted = rows.filter(counts), pc.coalesce(deleted, is_last).filter(counts)
         starts = (np.flatnonzero(np.diff(deleted.to_numpy(zero_copy_only=False))) + 1).tolist()
         for start, end in pairwise([0, *starts, len(rows)]):
             run = rows.slice(start, end - start)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any, Generic
 
 import pyarrow as pa
@@ -137,8 +138,10 @@ def _prepare(
         _refuse_of_another_write(sink, attempt, last, rows)
         return PreparedMessage(attempt.job, attempt.epoch, None, skipped=True)
     recorded.recover(attempt.job)
+    batches = iter(rows)
+    first = [*islice(batches, 1)]  # which may take long to be computed: a database's transaction would be idle meanwhile
     with sink.begin(attempt) as transaction:
-        for batch in rows:
+        for batch in chain(first, batches):
             transaction.write(batch)
         return PreparedMessage(attempt.job, attempt.epoch, transaction.prepare())
 

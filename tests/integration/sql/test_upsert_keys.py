@@ -314,6 +314,33 @@ def test_changes_in_any_cut_make_the_table_that_they_make_one_by_one(any_rig, mo
         assert dict(any_rig.rows()) == wanted
 
 
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_changes_of_a_batch_that_is_written_again_meet_later_rows(any_rig, attempts):
+    """Regression: in their order, earlier changes were refused for good by the rows that later ones had made."""
+    is_matched_by_key = any_rig.is_postgresql or any_rig.is_sqlite
+    extra = f"name VARCHAR(20) {'UNIQUE' if is_matched_by_key else ''}, parent BIGINT"
+    any_rig.create(f"id BIGINT PRIMARY KEY, {extra}, FOREIGN KEY (parent) REFERENCES {any_rig.table} (id)")
+    any_rig.execute(f"INSERT INTO {any_rig.table} VALUES (1, 'root', NULL)")
+    schema = pa.schema({"id": pa.int64(), "name": pa.string(), "parent": pa.int64(), "op": pa.string()})
+    changes = [
+        (2, "x", 1, "c"),
+        (3, "y", 2, "c"),
+        (3, "y", None, "u"),
+        (2, None, None, "d"),
+        (4, "x", None, "c"),
+        (1, None, None, "d"),
+    ]
+    for attempt in range(attempts):
+        with UpsertSink(any_rig.url, any_rig.table, ("id",), "op").begin(Attempt("q", 0, 0, attempt)) as transaction:
+            transaction.write(
+                pa.RecordBatch.from_pylist([dict(zip(schema.names, each, strict=True)) for each in changes], schema)
+            )
+            seen = any_rig.rows()
+            transaction.prepare()
+    assert any_rig.rows() == [(3, "y", None), (4, "x", None)]
+    assert seen == ([(1, "root", None)] if attempts == 1 else any_rig.rows())
+
+
 @pytest.mark.parametrize("cut", [1, 2, 3, 20])
 def test_the_old_key_of_an_update_goes_and_a_row_that_keeps_its_key_keeps_its_other_columns(any_rig, monkeypatch, cut):
     """Wherever batches end between the row before and the one after."""
