@@ -35,9 +35,9 @@ from headrace.sql import SqlSink, UpsertSink
 from tests.helpers.databases import mariadb, postgresql
 from tests.helpers.sql_rig import Crash
 from tests.values.budget import explore, find
-from tests.values.bugs import table_histories as bugs
-from tests.values.table_pairs import ROLE, START, Pair, Stopped, key_of
-from tests.values.table_plans import LITE, MY, PG, Epoch, Plan, Row, Step, plan_of
+from tests.values.bugs import sql_history as bugs
+from tests.values.sql_mirror import ROLE, START, Pair, Stopped, key_of
+from tests.values.sql_plans import LITE, MY, PG, Epoch, Plan, Row, Step, plan_of
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -394,17 +394,17 @@ def tables(server: Server, product: str) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_a_short_run_of_table_histories(servers, product):
+def test_a_short_run_of_sql_history(servers, product):
     find(tables(servers(product), product), 3)
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_a_table_is_as_by_plain_statements(servers, product):
     server = servers(product)
-    explore(lambda: tables(server, product), TABLES, f"table history: {product}", COUNTS)
+    explore(lambda: tables(server, product), TABLES, f"sql history: {product}", COUNTS)
 
 
 @pytest.mark.parametrize(("product", "bug"), bugs.OF_TABLE_HISTORIES)
-def test_a_bug_of_table_histories_is_found(servers, product, bug):
+def test_a_bug_of_sql_history_is_found(servers, product, bug):
     with bug(), pytest.raises(AssertionError):
         find(tables(servers(product), product), TABLES)

@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 
 from headrace.connectors.sql.url import driver_engine
 from tests.helpers.waiting import eventually
-from tests.values.table_plans import LITE, MY, PG, Alteration, Epoch, Plan, Row, alteration
+from tests.values.sql_plans import LITE, MY, PG, Alteration, Epoch, Plan, Row, alteration
 
 START = f"{'BE'}GIN"
 ROLE = "job_of_tables"
