@@ -10,10 +10,9 @@ from pyspark.sql.types import StructType
 
 from headrace.connectors.postgresql.source import ChangesSource
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.bounded import BoundedReader, pickled, spark_types
+from headrace.runners.spark.bounded import BoundedReader, held_schema, pickled, spark_types
 from headrace.runners.spark.pipeline import stream_reader
 from headrace.spark.any_stream import SPLIT_LIMITS, stream_read
-from headrace.spark.arrow_types import arrow_schema
 from headrace.spark.options import Option, OptionTable, checkpoint_location, integer, names, one_of, text, verbatim
 
 OPTIONS = OptionTable(
@@ -52,7 +51,7 @@ def changes_reader(options: Mapping[str, str], schema: StructType, inferred: str
         raise UsageError("changes have no end: a frame, unless it is a stream, needs the option snapshot=only")
     source = _source(given)
     _check_schema(source, schema)
-    return BoundedReader(pickled(source), arrow_schema(schema))
+    return BoundedReader(pickled(source), held_schema(schema))
 
 
 def changes_stream_reader(options: Mapping[str, str], schema: StructType, inferred: str | None) -> DataSourceStreamReader:

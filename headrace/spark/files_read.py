@@ -20,7 +20,7 @@ from headrace.connectors.files.read.source import FileSource, FormatName
 from headrace.connectors.files.store import as_given
 from headrace.enumerator.errors import UsageError
 from headrace.runners.restarts import duration_s
-from headrace.runners.spark.bounded import BoundedReader, pickled, spark_types
+from headrace.runners.spark.bounded import BoundedReader, held_schema, pickled, spark_types
 from headrace.runners.spark.split_readers import SplitStreamReader
 from headrace.runners.spark.split_stream import SplitRead
 from headrace.spark.arrow_types import arrow_schema
@@ -129,7 +129,7 @@ def file_reader(options: Mapping[str, str], schema: StructType, inferred: str | 
     """
     arrow, given = arrow_schema(schema), OPTIONS.parse(options)[0]
     check_for_batch(given, _STREAM_ONLY)
-    return BoundedReader(pickled(_source(given, arrow, inferred, watch=False)), arrow)
+    return BoundedReader(pickled(_source(given, arrow, inferred, watch=False)), held_schema(schema))
 
 
 def file_stream_reader(options: Mapping[str, str], schema: StructType, inferred: str | None) -> SplitStreamReader[Any]:
@@ -142,7 +142,7 @@ def file_stream_reader(options: Mapping[str, str], schema: StructType, inferred:
         most_bytes=given.get("maxBytesPerTrigger"),
         savepoint=given.get("startFromSavepoint"),
     )
-    return SplitStreamReader(read, arrow)
+    return SplitStreamReader(read, held_schema(schema))
 
 
 def _source(given: Mapping[str, Any], schema: pa.Schema, inferred: str | None, *, watch: bool) -> FileSource:

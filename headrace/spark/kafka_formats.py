@@ -23,6 +23,7 @@ from headrace.connectors.formats.registry.schemas import RegisteredSchema, Schem
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, quoted_part
 from headrace.connectors.kafka.read.typed import BadRecords
 from headrace.enumerator.errors import StateError, UsageError
+from headrace.runners.spark.bounded import in_microseconds
 from headrace.spark.arrow_types import arrow_type
 from headrace.spark.time_zone import session_time_zone
 
@@ -86,6 +87,8 @@ class TypedFormat(ValueFormat):
 
     def decode_records(self, values: pa.Array, headers: pa.Array | None) -> DecodedValues:
         decoded, bad = self.inner.decode_records(values, headers)
+        if (cut := in_microseconds(decoded.type)) != decoded.type:  # else Spark keeps digits that its `time` does not have
+            decoded = pc.cast(decoded, options=pc.CastOptions(cut, allow_time_truncate=True))
         if decoded.type == self._type:
             return DecodedValues(decoded, bad)
         unfit: list[int] = []

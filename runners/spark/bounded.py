@@ -18,20 +18,23 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, TimeType
 
-from headrace.connectors.base.nested import cast_nested
+from headrace.connectors.base.nested import cast_nested, with_types
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import Boundedness, Source, StagedSource, check_needs_no_ends, check_needs_no_finished
 from headrace.runners.spark.planning import packed, told_parallelism
 from headrace.runners.spark.private import active
 from headrace.runners.spark.readers import SplitsPartition, spark_schema
 from headrace.runners.spark.tasks import read_splits
+from headrace.runners.spark.version import HAS_NANOSECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 STALL_S = 600.0
+_NANOSECONDS = 9
+_PRECISE_TIME = re.compile(r"TimeType\([789]\)")
 
 
 def read_source(spark: SparkSession, source: Source[Any]) -> DataFrame:
@@ -87,10 +90,65 @@ def spark_types(source: Source[Any]) -> StructType:
     """The source's columns as Spark has them. Raises UsageError, which names the column, for a type that Spark has not."""
     for field in source.schema:
         try:
-            to_arrow_schema(spark_schema(pa.schema([field])), timezone="UTC")  # which refuses decimals that are too large
+            (held,) = to_arrow_schema(spark_schema(pa.schema([field])), timezone="UTC")  # which refuses too many digits
+            _check_scales(held.type)
         except Exception as error:  # PySpark has several kinds for it, some without a text
             raise UsageError(f"column {field.name!r} of source {source.name!r}: Spark has no type for {field.type}") from error
-    return spark_schema(source.schema)
+    schema = spark_schema(source.schema)
+    if not HAS_NANOSECONDS:
+        return schema
+    pairs = zip(schema, source.schema.types, strict=True)
+    return StructType([_field_of(field, _with_nanoseconds(field.dataType, arrow)) for field, arrow in pairs])
+
+
+def _check_scales(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
+        raise ValueError(kind)
+    return with_types(kind, _check_scales)
+
+
+def _with_nanoseconds(kind: DataType, arrow: pa.DataType) -> DataType:
+    """The type as PySpark makes it of Arrow's, with all digits of times: PySpark names six of them, and Spark keeps nine."""
+    if pa.types.is_dictionary(arrow):
+        return _with_nanoseconds(kind, arrow.value_type)
+    match kind:
+        case StructType():
+            pairs = zip(kind, arrow, strict=True)
+            return StructType([_field_of(field, _with_nanoseconds(field.dataType, inner.type)) for field, inner in pairs])
+        case ArrayType():
+            return ArrayType(_with_nanoseconds(kind.elementType, arrow.value_type), kind.containsNull)
+        case MapType():
+            key, item = _with_nanoseconds(kind.keyType, arrow.key_type), _with_nanoseconds(kind.valueType, arrow.item_type)
+            return MapType(key, item, kind.valueContainsNull)
+    return TimeType(_NANOSECONDS) if arrow == pa.time64("ns") else kind
+
+
+def _field_of(field: StructField, kind: DataType) -> StructField:
+    return StructField(field.name, kind, field.nullable, field.metadata)
+
+
+def held_schema(schema: StructType) -> pa.Schema:
+    """Arrow's types that hold what these columns do, and no more: PySpark makes nanoseconds of a `time` of any precision."""
+    columns = zip(schema, to_arrow_schema(schema, timezone="UTC"), strict=True)
+    return pa.schema([
+        arrow if _PRECISE_TIME.search(repr(field.dataType)) else arrow.with_type(in_microseconds(arrow.type))
+        for field, arrow in columns
+    ])  # fmt: skip
+
+
+def in_microseconds(kind: pa.DataType) -> pa.DataType:
+    """With microseconds for the nanoseconds of times of a day, at any depth."""
+    return pa.time64("us") if kind == pa.time64("ns") else with_types(kind, in_microseconds)
+
+
+def _in_nanoseconds(kind: pa.DataType) -> pa.DataType:
+    return pa.time64("ns") if kind == pa.time64("us") else with_types(kind, _in_nanoseconds)
+
+
+def spark_rows(batch: pa.RecordBatch, held: pa.Schema) -> pa.RecordBatch:
+    """The batch as Spark takes it, by a `held_schema`. Raises UsageError for a value that its column cannot hold."""
+    taken = pa.schema([field.with_type(_in_nanoseconds(field.type)) for field in held])
+    return converted(converted(batch, held), taken)
 
 
 def pickled(value: object) -> bytes:
@@ -146,14 +204,14 @@ class BoundedSourceFormat(PickledFormat):
         return spark_types(loaded(self.PICKLED))
 
     def reader(self, schema: StructType) -> BoundedReader:
-        return BoundedReader(self.PICKLED, to_arrow_schema(schema, timezone="UTC"))
+        return BoundedReader(self.PICKLED, held_schema(schema))
 
 
 class BoundedReader(DataSourceReader):
     """Spark plans by it in a planning process; `read` runs on an unpickled copy in each worker."""
 
     def __init__(self, source: bytes, schema: pa.Schema) -> None:
-        """`source` is pickled: Spark pickles the reader, and need not know how a source is pickled."""
+        """`source` is pickled: Spark pickles the reader, and need not know how a source is pickled. `schema`: as held."""
         self._source, self._schema = source, schema
 
     def partitions(self) -> list[InputPartition]:
@@ -169,4 +227,4 @@ class BoundedReader(DataSourceReader):
             return  # Spark's stand-in for an empty list of partitions
         source: Source[Any] = loaded(self._source)
         for batch in read_splits(source, partition.splits, source.schema.names, STALL_S):
-            yield converted(batch, self._schema)
+            yield spark_rows(batch, self._schema)

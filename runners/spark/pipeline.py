@@ -13,12 +13,21 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.bounded import PickledFormat, advised, converted, loaded, pickled, register_once, spark_types
+from headrace.runners.spark.bounded import (
+    PickledFormat,
+    advised,
+    converted,
+    held_schema,
+    loaded,
+    pickled,
+    register_once,
+    spark_rows,
+    spark_types,
+)
 from headrace.runners.spark.driver_id import driver_id_of
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.offset_log import OffsetLog
@@ -130,7 +139,7 @@ def stream_reader(read: StreamRead, schema: StructType) -> DataSourceStreamReade
         case LogRead():
             return PipelineReader(read, schema)
         case SplitRead():
-            return SplitStreamReader(read, to_arrow_schema(schema, timezone="UTC"))
+            return SplitStreamReader(read, held_schema(schema))
         case StagedRead():
             return StagedStreamReader(read, schema, stream_reader)
 
@@ -146,9 +155,9 @@ class PipelineReader(StreamReader[Any]):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task. Worker process. Raises UsageError for a value that Spark would cut."""
-        wanted = to_arrow_schema(spark_types(self._job.source), timezone="UTC")
+        held = held_schema(spark_types(self._job.source))
         for batch in super().read(partition):
-            yield converted(batch, wanted)
+            yield spark_rows(batch, held)
 
 
 class PipelineSinkFormat(PickledFormat):

@@ -7,6 +7,10 @@ import pyspark
 from headrace.enumerator.errors import UsageError
 
 MINIMUM = (4, 2)
+_VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+
+HAS_NANOSECONDS = _VERSION >= (4, 3)
+"""Whether times of a day may have nine digits. Before, Spark refuses the type."""
 
 
 def require_pyspark(version: str = pyspark.__version__) -> None:

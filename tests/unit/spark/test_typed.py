@@ -292,6 +292,14 @@ def test_a_time_beyond_sparks_range_is_a_bad_value_and_costs_no_neighbour(kafka)
     assert [reason is not None for reason in frame.column("badReason")] == [False, True, False, True, False]
 
 
+def test_times_of_a_day_are_cut_to_microseconds_as_timestamps_are(kafka):
+    """Regression: Spark's `time` kept nanoseconds that it does not show, so two times that look alike were not equal."""
+    schema = 'syntax = "proto3"; import "google/type/timeofday.proto"; message R { repeated google.type.TimeOfDay at = 1; }'
+    kafka.append("flights", bytes.fromhex("0a0320845e"), bytes.fromhex("0a0520904e1801"))
+    values = Frame(kafka, valueFormat="protobuf", valueSchema=schema).column("value")
+    assert values == [{"at": [datetime.time(0, 0, 0, 12)]}, {"at": [datetime.time(0, 0, 1, 10)]}]
+
+
 # --- bad records
 
 
