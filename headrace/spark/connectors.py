@@ -94,10 +94,10 @@ def _check_rows(sink: TableSink, schema: pa.Schema) -> None:
 
 
 def _files(options: Mapping[str, str], schema: StructType) -> Planned:
-    from headrace.spark.files_write import file_write
+    from headrace.spark.files_write import file_write, with_columns
 
     _arrow(schema)
-    return file_write(options), schema.names
+    return with_columns(file_write(options), schema), schema.names
 
 
 def _table(format_name: str, options: Mapping[str, str], schema: StructType) -> Planned:

@@ -5,12 +5,23 @@ Names are those of Spark's own where it has the same; case is ignored. An option
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+import pyarrow as pa
+import pyspark
+from pyspark.sql.types import StructType
+
+from headrace.connectors.base.jobs import check_job
+from headrace.connectors.base.nested import cast_nested
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.files.formats import FileFormat
-from headrace.connectors.files.sink import FileSink
+from headrace.connectors.files.sink import FileSink, FileTransaction
 from headrace.connectors.files.store import as_given
+from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.bounded import has_nanoseconds, in_microseconds
 from headrace.spark.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, choice, json_object, sink_write, text
 
 
@@ -21,6 +32,7 @@ class SparkFormat(StrEnum):
     JSON = "json"
 
 
+_ROW_METADATA = "org.apache.spark.sql.parquet.row.metadata"
 _FORMATS = {SparkFormat.PARQUET: FileFormat.PARQUET, SparkFormat.JSON: FileFormat.JSON_LINES}
 
 
@@ -47,3 +59,49 @@ def file_write(options: Mapping[str, str]) -> SinkWrite[FileSink]:
     given, _ = OPTIONS.parse(options)
     file_format, store = _FORMATS[given.get("fileFormat", SparkFormat.PARQUET)], given.get("storageOptions", {})
     return sink_write(FileSink(as_given(given["path"]), file_format, given.get("compression"), storage_options=store), given)
+
+
+def with_columns(write: SinkWrite[FileSink], schema: StructType) -> SinkWrite[FileSink]:
+    """The write of a frame with this schema: Spark reads its files in the same types."""
+    sink = write.sink
+    if sink.format is not FileFormat.PARQUET:
+        return write
+    store = sink.storage_options
+    typed = _ParquetSink(sink.path, sink.format, sink.compression, storage_options=store, columns=schema.json())
+    return replace(write, sink=typed)
+
+
+@dataclass(frozen=True)
+class _ParquetSink(FileSink):
+    """Of a frame. `columns`: its schema as JSON."""
+
+    columns: str = field(default="", repr=False)
+
+    def begin(self, attempt: Attempt) -> FileTransaction:
+        check_job(attempt.job)
+        return _ParquetTransaction(self, attempt)
+
+
+class _ParquetTransaction(FileTransaction):
+    """States the frame's types where Spark's own writer does: Parquet has no intervals, precisions of times and collations."""
+
+    def __init__(self, sink: _ParquetSink, attempt: Attempt) -> None:
+        super().__init__(sink, attempt)
+        self._metadata = {_ROW_METADATA: sink.columns, "org.apache.spark.version": pyspark.__version__}
+        columns = StructType.fromJson(json.loads(sink.columns))
+        self._precise = {column.name for column in columns if has_nanoseconds(column.dataType)}
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Times are in microseconds, where the frame has no more: Spark has them in nanoseconds, and would read these."""
+        fields = [each if each.name in self._precise else each.with_type(in_microseconds(each.type)) for each in batch.schema]
+        schema = pa.schema(fields, self._metadata)
+        super().write(pa.RecordBatch.from_arrays(list(map(_cast, batch.columns, fields)), schema=schema))
+
+
+def _cast(column: pa.Array, to: pa.Field) -> pa.Array:
+    if column.type == to.type:
+        return column
+    try:
+        return cast_nested(column, to.type)
+    except pa.ArrowInvalid as error:
+        raise UsageError(f"column {to.name!r} has a value that its type does not have: {error}") from error

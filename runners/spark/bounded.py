@@ -131,9 +131,14 @@ def held_schema(schema: StructType) -> pa.Schema:
     """Arrow's types that hold what these columns do, and no more: PySpark makes nanoseconds of a `time` of any precision."""
     columns = zip(schema, to_arrow_schema(schema, timezone="UTC"), strict=True)
     return pa.schema([
-        arrow if _PRECISE_TIME.search(repr(field.dataType)) else arrow.with_type(in_microseconds(arrow.type))
+        arrow if has_nanoseconds(field.dataType) else arrow.with_type(in_microseconds(arrow.type))
         for field, arrow in columns
     ])  # fmt: skip
+
+
+def has_nanoseconds(kind: DataType) -> bool:
+    """Whether a time in it has more digits than microseconds."""
+    return _PRECISE_TIME.search(repr(kind)) is not None
 
 
 def in_microseconds(kind: pa.DataType) -> pa.DataType:

@@ -37,6 +37,22 @@ def test_what_spark_gives_it_reads_back(spark, tmp_path, file_format):
     assert [str(row) for row in found.collect()] == [str(row) for row in frame.collect()]  # as text: NaN is not equal to itself
 
 
+def test_spark_reads_the_types_that_it_gave_as_from_its_own_files(spark, tmp_path):
+    """Regression: Parquet has no intervals and no collations, and the files did not state what they were."""
+    frame = spark.sql(
+        "SELECT interval '1 02:03:04.5' day to second AS took, array(interval '-1' hour, null) AS some, "
+        "'Ab' COLLATE UTF8_LCASE AS name, null AS nothing"
+    )
+    ours, theirs = str(tmp_path / "ours"), str(tmp_path / "theirs")
+    write(frame, ours)
+    frame.write.parquet(theirs)
+    write(frame, theirs)
+    for path in (ours, theirs):
+        found = spark.read.parquet(path)
+        assert found.schema == frame.schema.toNullable()
+        assert found.distinct().collect() == frame.collect()
+
+
 def test_filters_find_rows_with_nan_which_spark_sorts_last(spark, tmp_path):
     """They are pushed down, and compared with the bounds of row groups."""
     real = "IF(id = 1, double('NaN'), double(id))"

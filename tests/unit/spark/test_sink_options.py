@@ -3,18 +3,23 @@
 import json
 import pickle
 import shutil
+from datetime import time, timedelta
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pyspark
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyspark.sql.types import (
     ArrayType,
+    DayTimeIntervalType,
     LongType,
     MapType,
     NullType,
     StringType,
     StructField,
     StructType,
+    TimeType,
     VariantType,
     YearMonthIntervalType,
 )
@@ -26,11 +31,13 @@ from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.delta import DeltaSink
 from headrace.connectors.tables.iceberg import IcebergSink
 from headrace.enumerator.errors import UsageError
+from headrace.spark.arrow_types import arrow_schema
 from headrace.spark.connectors import planned_batch_write, planned_stream_write, reading
 from headrace.spark.files_read import file_reader, file_stream_reader
 from headrace.spark.files_write import file_write
 from headrace.spark.kafka_write import kafka_write
 from headrace.spark.table_write import delta_write, iceberg_write
+from tests.helpers.batch_writes import written
 
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
@@ -70,7 +77,8 @@ class TestConnector:
     def test_it_is_named_by_an_option_whose_case_is_ignored(self, tmp_path):
         for options in ({"connector": "files"}, {"CONNECTOR": " Files "}):
             write, columns = planned_batch_write({**options, "path": str(tmp_path)}, SCHEMA, overwrite=False)
-            assert write.sink == FileSink(str(tmp_path))
+            assert isinstance(write.sink, FileSink)
+            assert write.sink.path == str(tmp_path)
             assert columns == ["value"]
 
     def test_an_unknown_one_is_refused_with_the_list(self):
@@ -283,6 +291,30 @@ class TestFiles:
 
     def test_json(self):
         assert file_write({"path": "/tmp/out", "fileformat": "json"}).sink == FileSink("/tmp/out", FileFormat.JSON_LINES)
+
+    def test_parquet_states_the_frames_types_where_spark_looks_for_them(self, tmp_path):
+        """Regression: an interval came back as a number, a `time(6)` as a `time(9)`, and a collation was lost."""
+        inner = StructType([StructField("took", DayTimeIntervalType()), StructField("at", TimeType())])
+        kinds = [DayTimeIntervalType(), TimeType(), TimeType(9), StringType("UTF8_LCASE"), NullType(), ArrayType(inner)]
+        schema = StructType([StructField(f"c{place}", kind) for place, kind in enumerate(kinds)])
+        write, _ = planned_batch_write({"connector": "files", "path": str(tmp_path)}, schema, overwrite=False)
+        rows = arrow_schema(schema)
+        took, at = timedelta(hours=1), time(1, 2, 3, 4)
+        values = [{"c0": took, "c1": at, "c2": at, "c3": "a", "c5": [{"took": took, "at": at}, None]}]
+        written(write.sink, "app", 0, pa.RecordBatch.from_pylist(values, schema=rows))
+        (file,) = tmp_path.glob("*.parquet")
+        found = pq.read_table(file)
+        assert StructType.fromJson(json.loads(found.schema.metadata[b"org.apache.spark.sql.parquet.row.metadata"])) == schema
+        assert found.schema.metadata[b"org.apache.spark.version"] == pyspark.__version__.encode()
+        assert [found.schema.field(name).type for name in ("c1", "c2")] == [pa.time64("us"), pa.time64("ns")]
+        assert found.schema.field("c5").type.value_type.field("at").type == pa.time64("us")
+        assert found.drop_columns("c4").to_pylist() == values
+
+    def test_a_time_with_more_digits_than_its_column_is_refused(self, tmp_path):
+        schema = StructType([StructField("at", TimeType())])
+        write, _ = planned_batch_write({"connector": "files", "path": str(tmp_path)}, schema, overwrite=False)
+        with pytest.raises(UsageError, match=r"column 'at' has a value that its type does not have: .* would lose data"):
+            written(write.sink, "app", 0, pa.record_batch([pa.array([1], pa.time64("ns"))], names=["at"]))
 
     def test_what_fsspec_is_reported_is_not_shown(self):
         write = file_write({"path": "s3://bucket/out", "storageOptions": '{"key": "k", "secret": "s3cret", "anon": false}'})
