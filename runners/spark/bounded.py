@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 STALL_S = 600.0
 _NANOSECONDS = 9
-_PRECISE_TIME = re.compile(r"TimeType\([789]\)")
+_TIMES = {0: pa.time32("s"), 3: pa.time32("ms"), 6: pa.time64("us"), _NANOSECONDS: pa.time64("ns")}
+"""By the most digits that they hold."""
 
 
 def read_source(spark: SparkSession, source: Source[Any]) -> DataFrame:
@@ -130,29 +131,32 @@ def _field_of(field: StructField, kind: DataType) -> StructField:
 def held_schema(schema: StructType) -> pa.Schema:
     """Arrow's types that hold what these columns do, and no more: PySpark makes nanoseconds of a `time` of any precision."""
     columns = zip(schema, to_arrow_schema(schema, timezone="UTC"), strict=True)
-    return pa.schema([
-        arrow if has_nanoseconds(field.dataType) else arrow.with_type(in_microseconds(arrow.type))
-        for field, arrow in columns
-    ])  # fmt: skip
+    return pa.schema([arrow.with_type(_with_times(arrow.type, _time_of(field.dataType))) for field, arrow in columns])
+
+
+def _time_of(kind: DataType) -> pa.DataType:
+    """What holds its times of a day."""
+    digits = max(map(int, re.findall(r"TimeType\((\d)\)", repr(kind))), default=0)
+    return next(time for most, time in _TIMES.items() if digits <= most)
 
 
 def has_nanoseconds(kind: DataType) -> bool:
     """Whether a time in it has more digits than microseconds."""
-    return _PRECISE_TIME.search(repr(kind)) is not None
+    return bool(_time_of(kind) == pa.time64("ns"))
 
 
 def in_microseconds(kind: pa.DataType) -> pa.DataType:
-    """With microseconds for the nanoseconds of times of a day, at any depth."""
-    return pa.time64("us") if kind == pa.time64("ns") else with_types(kind, in_microseconds)
+    """With microseconds in its times of a day, at any depth."""
+    return _with_times(kind, pa.time64("us"))
 
 
-def _in_nanoseconds(kind: pa.DataType) -> pa.DataType:
-    return pa.time64("ns") if kind == pa.time64("us") else with_types(kind, _in_nanoseconds)
+def _with_times(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
+    return time if pa.types.is_time(kind) else with_types(kind, functools.partial(_with_times, time=time))
 
 
 def spark_rows(batch: pa.RecordBatch, held: pa.Schema) -> pa.RecordBatch:
     """The batch as Spark takes it, by a `held_schema`. Raises UsageError for a value that its column cannot hold."""
-    taken = pa.schema([field.with_type(_in_nanoseconds(field.type)) for field in held])
+    taken = pa.schema([field.with_type(_with_times(field.type, pa.time64("ns"))) for field in held])
     return converted(converted(batch, held), taken)
 
 

@@ -13,12 +13,21 @@ pytest.importorskip("pyspark")
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import ArrayType, StructField, StructType, TimeType
 
 from headrace import Pipeline
 from headrace.enumerator.errors import UsageError
 from headrace.files import FileSource
 from headrace.runners.spark import bounded
-from headrace.runners.spark.bounded import BoundedSourceFormat, advised, converted, read_source, spark_types
+from headrace.runners.spark.bounded import (
+    BoundedSourceFormat,
+    advised,
+    converted,
+    held_schema,
+    read_source,
+    spark_rows,
+    spark_types,
+)
 from headrace.sinks import FunctionSink
 from headrace.sources import Hybrid
 from headrace.testing.memory import MemoryLog, MemorySource
@@ -140,6 +149,27 @@ def test_a_time_with_nanoseconds_keeps_them_where_sparks_type_has_them(tmp_path,
     assert found.schema.equals(to_arrow_schema(schema, timezone="UTC"))  # as Spark asks
     assert found["t"].cast(pa.int64()).to_pylist() == [nanoseconds, 1_000, None]
     assert found["d"].cast(pa.int64()).to_pylist() == [nanoseconds, 1_000, None]
+
+
+@pytest.mark.parametrize(
+    ("precision", "fits", "beyond"), [(0, 10**9, 10**8), (3, 10**6, 10**5), (6, 10**3, 10**2), (9, 1, None)]
+)
+def test_a_time_is_refused_where_its_column_has_fewer_digits(precision, fits, beyond):
+    """Regression: Spark keeps digits that it is given in a `time` of fewer, and shows them, or compares by them."""
+    schema = held_schema(
+        StructType([StructField("at", TimeType(precision)), StructField("of", ArrayType(TimeType(precision)))])
+    )
+    rows = pa.record_batch(
+        [pa.array([fits], pa.time64("ns")), pa.array([[fits]], pa.list_(pa.time64("ns")))], names=["at", "of"]
+    )
+    assert spark_rows(rows, schema).equals(rows)
+    for name in ("at", "of") if beyond else ():
+        lost = pa.array([beyond], pa.time64("ns"))
+        bad = (
+            rows.set_column(0, "at", lost) if name == "at" else rows.set_column(1, "of", pa.ListArray.from_arrays([0, 1], lost))
+        )
+        with pytest.raises(UsageError, match="would lose data"):
+            spark_rows(bad, schema)
 
 
 def test_a_time_with_nanoseconds_is_refused_where_sparks_type_has_none(tmp_path, monkeypatch):
