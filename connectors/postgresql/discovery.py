@@ -10,7 +10,7 @@ from typing import Protocol
 import psycopg
 
 from headrace.connectors.postgresql import catalog
-from headrace.connectors.postgresql.columns import Names, NamesSum, check_all, check_names, read_names
+from headrace.connectors.postgresql.columns import Names, NamesSum, check_all, check_names, check_sum, read_names, read_sum
 from headrace.connectors.postgresql.connection import connect, translated
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.partitions import other_identity, unlogged
@@ -129,6 +129,7 @@ def start_of_log(splits: Sequence[ChangesSplit]) -> JsonObject:
         "seam": stored_seam(seam_of(chunks)),
         "published_by": stored_published([*published.items()]),
         "columns": {oid: [*map(list, each)] for oid, each in names.items()},
+        "sums": {str(chunk.oid): list(chunk.columns) for chunk in chunks if chunk.columns and not names[str(chunk.oid)]},
         "options": chunks[0].options and stored_options(chunks[0].options),
     }
 
@@ -147,7 +148,11 @@ class ChunkDiscovery(SplitDiscovery[ChangesSplit]):
         with translated(source.url, "starting a snapshot"), connect(source.url) as connection:
             is_alone = source.snapshot == "only"
             place, floor = log_end(connection) if is_alone else slot_place(connection, source.url, source.slot)
-            added = [chunk for each in followed for chunk in _cut(connection, each, source.chunk_rows, place, floor)]
+            added = [
+                chunk
+                for each in followed
+                for chunk in _cut(connection, each, source.chunk_rows, place, floor, has_log=not is_alone)
+            ]
         return DiscoveryResult(added, complete=self._is_all, stage=self._stage)
 
     def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
@@ -155,7 +160,10 @@ class ChunkDiscovery(SplitDiscovery[ChangesSplit]):
         return DiscoveryResult((), complete=self._is_all, stage=self._stage)
 
 
-def _cut(connection: psycopg.Connection, followed: Followed, rows: int, place: Origin, floor: int) -> Iterator[ChunkSplit]:
+def _cut(
+    connection: psycopg.Connection, followed: Followed, rows: int, place: Origin, floor: int, *, has_log: bool
+) -> Iterator[ChunkSplit]:
+    """`has_log`: it compares names behind the chunks, of which each has them else."""
     table, key = followed.table, chunk_key(followed.table)
     columns = NamesSum.of(table.names)
     bounds: list[Key | None] = [None, *lower_bounds(connection, followed, key, rows), None]
@@ -173,7 +181,7 @@ def _cut(connection: psycopg.Connection, followed: Followed, rows: int, place: O
             published_by=followed.published_by,
             columns=columns,
             options=followed.options,
-            names=() if number else (table.names,),
+            names=() if number and has_log else (table.names,),
         )
 
 
@@ -213,6 +221,9 @@ class LogDiscovery(SplitDiscovery[ChangesSplit]):
     def _behind_snapshot(self, end: JsonObject) -> LogSplit:
         tables = [each.table for each in self._source.followed]
         read = {oid: [*map(read_names, names)] for oid, names in stored_object(end["columns"]).items()}
+        sums = stored_object(end["sums"])  # of chunks that an older headrace cut
+        for each in tables:
+            check_sum(each.full_name, read_sum(sums.get(str(each.oid))), each.names)
         columns = tuple((each.oid, check_all(each.full_name, read.get(str(each.oid), []), each.names)) for each in tables)
         place, self._options = read_origin(end["position"]), read_options(end.get("options"))
         return LogSplit(

@@ -24,7 +24,7 @@ from headrace.connectors.postgresql.catalog import (
 from headrace.connectors.postgresql.columns import changed, check_names
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
 from headrace.connectors.postgresql.splits import Key, Seen, TableSeam
-from headrace.connectors.postgresql.types import PgColumn, PgTable
+from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
 from headrace.connectors.postgresql.visible import Moment
 from headrace.enumerator.errors import DataLossError, UsageError
 
@@ -41,7 +41,8 @@ _SIGNS = ("<", "<=", "=", ">=", ">")
 _Operators = Mapping[str, sql.Composable]
 _BUILT_IN: _Operators = {sign: sql.SQL("OPERATOR(pg_catalog.{})").format(sql.SQL(sign)) for sign in _SIGNS}
 _OPERATORS = """
-    SELECT nspname, oprname FROM pg_catalog.pg_opclass JOIN pg_catalog.pg_am ON pg_am.oid = opcmethod AND amname = 'btree'
+    SELECT amopstrategy, nspname, oprname FROM pg_catalog.pg_opclass
+    JOIN pg_catalog.pg_am ON pg_am.oid = opcmethod AND amname = 'btree'
     JOIN pg_catalog.pg_amop ON amopfamily = opcfamily AND (amoplefttype, amoprighttype) = (opcintype, opcintype)
     JOIN pg_catalog.pg_operator o ON o.oid = amopopr JOIN pg_catalog.pg_namespace n ON n.oid = oprnamespace
     WHERE opcdefault AND opcintype = %s ORDER BY amopstrategy
@@ -251,13 +252,27 @@ def _between(
         operators = [_operators_of(connection, column) for column in columns]
         is_plain = all(each is _BUILT_IN for each in operators)
         compared = _compared_rows if is_plain else partial(_compared_one_by_one, operators)
-        names = [sql.Identifier(_ROWS, column.name) for column in columns]
+        names = [_as_base(column, sql.Identifier(_ROWS, column.name)) for column in columns]
         bounds: tuple[tuple[Key | None, _Sign], ...] = ((lower, ">="), (upper, "<"))
         for bound, sign in bounds:
             if bound is not None:
                 texts = zip(columns, map(sql.Literal, bound), strict=True)
-                parts.append(compared(names, sign, [sql.SQL("{}::{}").format(text, _cast(column)) for column, text in texts]))
+                values = [_as_base(column, sql.SQL("{}::{}").format(text, _cast(column))) for column, text in texts]
+                parts.append(compared(names, sign, values))
     return sql.SQL(" AND ").join(parts)
+
+
+def _as_base(column: PgColumn, value: sql.Composable) -> sql.Composable:
+    """The server finds no operators of a domain over an enum."""
+    kind = _base(column.type)
+    return sql.SQL("{}::{}").format(value, sql.SQL(kind.name)) if kind is not column.type and kind.kind == "enum" else value
+
+
+def _base(kind: PgType) -> PgType:
+    """What a domain is of."""
+    while kind.kind == "domain" and kind.element is not None:
+        kind = kind.element
+    return kind
 
 
 def _operators_of(connection: psycopg.Connection, column: PgColumn) -> _Operators:
@@ -266,12 +281,15 @@ def _operators_of(connection: psycopg.Connection, column: PgColumn) -> _Operator
     Of an extension's type they are where that is, which no search path has: others would be taken, to which it is cast. They
     may have other names: hstore's are `#<#` and so on.
     """
-    kind = column.type
-    while kind.kind == "domain" and kind.element is not None:
-        kind = kind.element
+    kind = _base(column.type)
     found = [] if kind.oid < _FIRST_OWN_OID else connection.execute(_OPERATORS, [kind.oid]).fetchall()
-    own = [sql.SQL("OPERATOR({}.{})").format(sql.Identifier(schema), sql.SQL(name)) for schema, name in found]
-    return dict(zip(_SIGNS, own, strict=True)) if own else _BUILT_IN
+    if not found:
+        return _BUILT_IN
+    own = {_SIGNS[number - 1]: (schema, name) for number, schema, name in found}
+    named = {sign: own.get(sign, (found[0][1], sign)) for sign in _SIGNS}  # an operator class may lack some
+    return {
+        sign: sql.SQL("OPERATOR({}.{})").format(sql.Identifier(schema), sql.SQL(name)) for sign, (schema, name) in named.items()
+    }
 
 
 def _compared_rows(names: Sequence[sql.Composable], sign: _Sign, values: Sequence[sql.Composable]) -> sql.Composable:

@@ -22,7 +22,7 @@ from psycopg import sql
 from headrace.connectors.base.arguments import names, text
 from headrace.connectors.postgresql import catalog
 from headrace.connectors.postgresql.added import AddedTables
-from headrace.connectors.postgresql.columns import check_sum
+from headrace.connectors.postgresql.columns import Names, check_all, check_sum
 from headrace.connectors.postgresql.connection import connect, shown, translated
 from headrace.connectors.postgresql.discovery import ChangesDiscovery, other_snapshot
 from headrace.connectors.postgresql.errors import NEW_SNAPSHOT
@@ -320,6 +320,8 @@ class ChangesReader(SourceReader[ChangesSplit]):
         self._schema = source.schema
         self._rows = source.rows()
         self._chunks: deque[ChunkSplit] = deque()
+        self._noted: set[tuple[int, Names]] = set()
+        """Of tables, by their oids: other names than those of the cut, which an earlier chunk has."""
         self._log: LogReader | None = None
 
     def add_splits(self, splits: Sequence[ChangesSplit]) -> None:
@@ -366,13 +368,18 @@ class ChangesReader(SourceReader[ChangesSplit]):
                 f"until the log is read, or {NEW_SNAPSHOT}"
             )
         check_sum(chunk.table, chunk.columns, followed.table.names)
+        check_all(chunk.table, chunk.names, followed.table.names)
         with translated(self._source.url, f"reading {chunk.table}"), connect(self._source.url) as connection:
             read = read_chunk(connection, followed, chunk.key, chunk.lower, chunk.upper)
         if self._source.snapshot == "initial" and self._source.seam == "exact":  # else the log drops none of its changes
             check_unaltered(followed.table, read.columns)
         rows = self._rows.snapshot(chunk.oid, read.texts, chunk.floor)
         self._chunks.popleft()
-        return SplitBatch(chunk.read_by(followed.table.names, read.seen), self._chosen(rows), finished=True)
+        at_end, names = replace(chunk, seen=read.seen), (chunk.oid, followed.table.names)
+        if names not in self._noted:
+            self._noted.add(names)
+            at_end = at_end.read_by(followed.table.names)
+        return SplitBatch(at_end, self._chosen(rows), finished=True)
 
     def _chosen(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The columns of the source's schema. Raises UsageError for a value that the log leaves out, if null hides that."""

@@ -44,7 +44,7 @@ class ChunkSplit:
     `slot`: where the log starts behind the snapshot. `floor`: an LSN before every change in it. `seen`: None until it is read.
     `published_by`: as of `PublishedTable`. `columns`: of the table as it was cut; None where an older headrace cut it.
     `options`: of the publication then; None where an older headrace cut it. `names`: of the columns: the first chunk has those
-    of the cut, and each those that it was read by where they are others.
+    of the cut (without a log behind it, each has), and a reader's first chunk those that it was read by, if they are others.
     """
 
     stage: int
@@ -67,10 +67,10 @@ class ChunkSplit:
         """The stage, the table and the number of the chunk."""
         return f"{self.stage}:{self.table}:{self.number}"
 
-    def read_by(self, names: Names, seen: Seen) -> ChunkSplit:
-        """The chunk at its end."""
+    def read_by(self, names: Names) -> ChunkSplit:
+        """With these names, where they are others than those of the cut."""
         is_other = self.columns is not None and self.columns != NamesSum.of(names) and names not in self.names
-        return replace(self, seen=seen, names=(*self.names, names) if is_other else self.names)
+        return replace(self, names=(*self.names, names)) if is_other else self
 
 
 @dataclass(frozen=True, slots=True)

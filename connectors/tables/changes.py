@@ -76,7 +76,7 @@ class Changes:
             if is_char(schema.field(name)):
                 raise UsageError(
                     f"{where}: column {name!r} is CHAR in the table, whose texts are padded or not, so that no keys can be "
-                    "compared: make it STRING"
+                    "compared: make it STRING, and take the blanks from the ends of its texts (rtrim)"
                 )
         for name in self.sequence:
             kind = plain_type(rows.field(name).type)

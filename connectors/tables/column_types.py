@@ -44,7 +44,8 @@ def has_empty_struct(kind: pa.DataType) -> bool:
 
 
 def _plain(field: pa.Field, kind: pa.DataType) -> pa.Field:
-    return pa.field(field.name, kind, field.nullable)
+    said = {key: text for key, text in (field.metadata or {}).items() if key in (b"comment", b"doc")}
+    return pa.field(field.name, kind, field.nullable, said or None)
 
 
 def _table_type(kind: pa.DataType, own: OwnType) -> pa.DataType | None:

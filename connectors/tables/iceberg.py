@@ -393,11 +393,16 @@ class _IcebergFile(TableFile):
     def check_removable(self) -> None:
         """The library needs the columns of the partitioning that the file has."""
         schema = self._table.schema()
-        for part in self._table.specs()[self.task.file.spec_id].fields:
+        for at, part in enumerate(self._table.specs()[self.task.file.spec_id].fields):
             if schema.find_column_name(part.source_id) is None:
                 raise UsageError(
                     f"headrace cannot replace rows of the file {self.task.file.file_path!r}: the column of its former "
                     f"partition {part.name!r} is gone, which PyIceberg needs. Let another engine write the file again"
+                )
+            if isinstance(part.transform, VoidTransform) and self.task.file.partition[at] is not None:
+                raise UsageError(
+                    f"headrace cannot replace rows of the file {self.task.file.file_path!r}: its void partition {part.name!r} "
+                    "has a value, by which PyIceberg does not find it: let another engine write the file again"
                 )
             if _is_void_of_required(part, schema):
                 raise UsageError(

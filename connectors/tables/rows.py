@@ -53,15 +53,15 @@ def check_columns(schema: pa.Schema, columns: Collection[str], where: str) -> No
 
 def check_no_twins(added: Iterable[pa.Field], present: Collection[str], where: str) -> None:
     """Raise UsageError for a new column that differs from another one in upper and lower case alone; also for fields in it."""
-    known = {name.casefold(): name for name in present}
+    known = {name.lower(): name for name in present}
     for field in added:
-        twin = known.setdefault(field.name.casefold(), field.name)
+        twin = known.setdefault(field.name.lower(), field.name)
         if twin != field.name:
             raise UsageError(
                 f"{where}: columns {twin!r} and {field.name!r} differ in upper and lower case alone: Delta, and engines that "
                 "read tables, take them for one. Rename one of them"
             )
-        check_no_twins(map(field.type.field, range(field.type.num_fields)), (), where)
+        check_no_twins(map(field.type.field, range(field.type.num_fields)), (), f"{where}, column {field.name!r}")
 
 
 def check_spelling(found: Iterable[pa.Field], wanted: Collection[pa.Field], where: str) -> None:

@@ -240,7 +240,7 @@ class _File:
         return DataFile(self._path, size, footer.num_rows, self._partition, statistics)
 
     def discard(self) -> None:
-        """Whatever the writer still writes, nobody reads."""
+        """No reader sees what the writer still writes."""
         with suppress(OSError, ValueError, pa.ArrowException):
             self._writer.close()
         self._writer.is_open = False

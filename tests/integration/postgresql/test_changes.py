@@ -1670,9 +1670,12 @@ def test_chunks_are_of_any_key_and_the_server_says_which_one_a_change_is_in(url:
 _FOLDED = ("<", "<=", "=", ">=", ">")
 
 
-@pytest.mark.parametrize("around", ["", "#"])
-def test_keys_of_a_type_of_an_extension_are_ordered_by_its_own_operators(url: str, around: str) -> None:
-    """Regression: as by citext: those of text, to which it is cast, order `C` ahead of `a`; hstore's have other names."""
+@pytest.mark.parametrize(("around", "listed"), [("", "12345"), ("#", "12345"), ("", "134")])
+def test_keys_of_a_type_of_an_extension_are_ordered_by_its_own_operators(url: str, around: str, listed: str) -> None:
+    """Regression: as by citext: those of text, to which it is cast, order `C` ahead of `a`; hstore's have other names.
+
+    An operator class may lack some.
+    """
     made = "LANGUAGE internal IMMUTABLE STRICT"
     psql(
         url,
@@ -1695,7 +1698,7 @@ def test_keys_of_a_type_of_an_extension_are_ordered_by_its_own_operators(url: st
         ),
         "CREATE OPERATOR CLASS ext.folded DEFAULT FOR TYPE ext.folded USING btree AS "
         "FUNCTION 1 ext.order(ext.folded, ext.folded), "
-        + ", ".join(f"OPERATOR {at} ext.{around}{sign}{around}" for at, sign in enumerate(_FOLDED, 1)),
+        + ", ".join(f"OPERATOR {at} ext.{around}{_FOLDED[int(at) - 1]}{around}" for at in listed),
         "CREATE TABLE ext.keys (n int, key ext.folded, PRIMARY KEY (n, key))",
         "CREATE TABLE ext.one (key ext.folded PRIMARY KEY)",
         "INSERT INTO ext.one VALUES ('a'), ('b'), ('C'), ('d'), ('E'), ('f'), ('G'), ('h')",
@@ -1706,6 +1709,45 @@ def test_keys_of_a_type_of_an_extension_are_ordered_by_its_own_operators(url: st
         found = rows_alone(ChangesSource(url, tables=[table], publication="orders", slot=SLOT, snapshot="only", chunk_rows=2))
         assert len({(row.get("n"), row["key"]) for row in found}) == len(found) == count
     psql(url, "DROP SCHEMA ext CASCADE")
+
+
+@pytest.mark.parametrize("key", ["whole", "whole_of_whole"])
+def test_keys_of_a_domain_over_an_enum_are_ordered_as_the_enum(url: str, key: str) -> None:
+    """Regression: the server finds no operators of such a domain."""
+    psql(
+        url,
+        "CREATE TYPE public.mood AS ENUM ('z', 'a', 'm', 'b')",
+        "CREATE DOMAIN public.whole AS public.mood",
+        "CREATE DOMAIN public.whole_of_whole AS public.whole",
+        f"CREATE TABLE public.moods (key public.{key} PRIMARY KEY)",
+        "INSERT INTO public.moods VALUES ('b'), ('a'), ('z'), ('m')",
+        "ALTER PUBLICATION orders ADD TABLE public.moods",
+    )
+    source = ChangesSource(url, tables=["moods"], publication="orders", slot=SLOT, snapshot="only", chunk_rows=1)
+    found = rows_alone(source)
+    psql(url, "DROP TABLE public.moods", "DROP TYPE public.mood CASCADE")
+    assert sorted(row["key"] for row in found) == ["a", "b", "m", "z"]
+
+
+@pytest.mark.parametrize("snapshot", ["initial", "only"])
+def test_a_column_that_is_renamed_where_one_is_dropped_in_mid_snapshot_is_refused(url: str, snapshot: Snapshot) -> None:
+    """Regression: a checksum of all names did not tell them apart, and rows had the values of another column."""
+    psql(url, "ALTER TABLE public.orders ADD more text DEFAULT 'more'")
+    with EmbeddedRun(source_of(url, chunk_rows=1000, snapshot=snapshot), clock=time.monotonic) as run:
+        read_some(run, 1000)
+        state = run.checkpoint()
+        run.checkpoint_completed()
+    psql(url, "ALTER TABLE public.orders DROP value", "ALTER TABLE public.orders RENAME more TO value")
+
+    def read_on() -> None:
+        source = source_of(url, chunk_rows=1000, snapshot=snapshot)
+        with EmbeddedRun(source, clock=time.monotonic, checkpoint=state) as run:
+            read_some(run, 2000)
+            run.checkpoint()
+            run.checkpoint_completed()
+
+    with pytest.raises(UsageError, match=r"was renamed \(more is value now\)"):
+        read_on()
 
 
 def test_odd_names_and_values_are_read_as_they_are(url: str) -> None:

@@ -135,11 +135,18 @@ NAMES = ("id", None, "value")
 
 
 def test_a_chunk_that_is_read_by_other_names_has_these() -> None:
-    cut = replace(chunk(1, "10", None, None), columns=NamesSum.of(NAMES))
-    assert cut.read_by(NAMES, Seen("12:12:", 400)) == replace(SECOND, columns=cut.columns)
-    other = cut.read_by((*NAMES, "more"), Seen("12:12:", 400))
+    read = replace(SECOND, columns=NamesSum.of(NAMES))
+    assert read.read_by(NAMES) == read
+    other = read.read_by((*NAMES, "more"))
     assert other.names == ((*NAMES, "more"),)
     assert start_of_log([replace(FIRST, names=(NAMES,)), other])["columns"] == {"16385": [list(NAMES), [*NAMES, "more"]]}
+
+
+def test_chunks_that_an_older_headrace_cut_have_the_checksum_alone() -> None:
+    """Regression: behind such chunks no column was known to be renamed."""
+    older = [replace(each, columns=NamesSum.of(NAMES)) for each in (FIRST, SECOND)]
+    assert start_of_log(older)["sums"] == {"16385": [*NamesSum.of(NAMES)]}
+    assert start_of_log([replace(older[0], names=(NAMES,)), older[1]])["sums"] == {}
 
 
 OPTIONS = PublicationOptions("orders", "app", ("delete", "insert"), 742, True, ("update",))

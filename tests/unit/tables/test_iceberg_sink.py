@@ -347,6 +347,25 @@ def test_a_former_void_partition_of_a_required_column_is_refused_in_a_merge(fold
     assert iceberg_table(folder).scan().to_arrow().num_rows == 1
 
 
+def test_a_void_partition_with_a_value_is_refused_in_a_merge(folder):
+    """Regression: PyIceberg writes False for that of a required boolean, and does not find the file again."""
+    schema = pa.schema([("id", pa.int64()), pa.field("is", pa.bool_(), nullable=False)])
+    catalog = load_catalog(**catalog_of(folder))
+    catalog.create_namespace_if_not_exists("shop")
+    table = catalog.create_table(TABLE, schema, properties={"format-version": "1"})
+    with table.update_spec() as update:
+        update.add_identity("is")
+    with table.update_spec() as update:
+        update.remove_field("is")
+    row = pa.RecordBatch.from_pylist([{"id": 1, "is": True}], schema=schema)
+    table.append(pa.Table.from_batches([row]))
+    with table.update_schema() as update:
+        update.make_column_optional("is")
+    sink = IcebergSink(TABLE, catalog_of(folder), changes=Changes(("id",), ()))
+    with pytest.raises(UsageError, match="its void partition 'is' has a value"):
+        driver(sink).commit(0, (prepared_rows(sink, 0, 0, row),))
+
+
 def test_a_new_column_with_the_name_of_anothers_partition_is_the_callers(folder):
     """Regression: a renamed column's partition keeps its name, and that was an error of the store."""
     sink = IcebergSink(TABLE, catalog_of(folder), merge_schema=True)

@@ -147,6 +147,12 @@ def test_a_table_with_two_columns_that_differ_in_upper_case_alone_is_not_made(tm
     assert not sink.log().exists()
 
 
+@KINDS
+def test_names_that_differ_in_more_than_case_are_two_columns(tmp_path, kind):
+    """Regression: a sharp s was taken for two of s, as no engine does."""
+    sink_of(kind, tmp_path).create_table(pa.schema([("maße", pa.int64()), ("masse", pa.int64())]))
+
+
 def test_an_iceberg_table_of_others_with_such_columns_is_left_as_it_is(tmp_path):
     catalog = load_catalog(**catalog_of(str(tmp_path)))
     catalog.create_namespace("shop")

@@ -8,13 +8,14 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import FixedType, NestedField, TimeType, UUIDType
 
 from headrace.enumerator.errors import UsageError
 from tests.helpers.both_tables import KINDS, commit_rows, rows_of, sink_of
-from tests.helpers.iceberg_rig import TABLE, catalog_of
+from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_table
 
 ZONE = "Europe/Berlin"
 
@@ -176,6 +177,15 @@ def test_sparks_types_are_written_to_icebergs_own(tmp_path, type_, column, wante
         commit_rows(sink, 0, pa.record_batch([bad], names=["c"]))
     commit_rows(sink, 0, pa.record_batch([column], names=["c"]))
     assert values_of("iceberg", tmp_path) == wanted
+
+
+def test_a_table_takes_over_the_comments_of_the_rows_columns(tmp_path):
+    """Regression: they were taken for rules of another table."""
+    rows = pa.schema([pa.field("id", pa.int64(), metadata={"comment": "the key", "doc": "the key"})])
+    for kind in ("delta", "iceberg"):
+        sink_of(kind, tmp_path).create_table(rows)
+    assert DeltaTable(f"{tmp_path}/table").schema().fields[0].metadata["comment"] == "the key"
+    assert iceberg_table(str(tmp_path)).schema().find_field("id").doc == "the key"
 
 
 @KINDS
