@@ -307,7 +307,7 @@ def check_tables(rows: OneTableRows, split: LogSplit) -> dict[int, Names]:
     columns = dict(split.columns)
     for oid, each in rows.tables.items():
         name = each.table.full_name
-        if read.get(name, oid) != oid and read[name] not in rows.tables:
+        if read.get(name, oid) != oid:  # it may have the name of another one that is read: the copies would be mixed
             raise created_again(name)
         old_name = old_names.get(oid, name)
         if old_name != name and old_name in seam:

@@ -39,6 +39,7 @@ _NUMBERS: dict[int, _Kind] = {
         1665,  # a format of the binary log that has no transactions in READ COMMITTED
         # keys, foreign keys, checks, partitions, views, generated columns
         1022, 1062, 1169, 1216, 1217, 1369, 1451, 1452, 1526, 1586, 1591, 1748, 1761, 1762, 1906, 1907, 3105, 3819, 4025,
+        1235,  # what the server does not do, as to replace rows by a key WITHOUT OVERLAPS
         1172, 1242, 1329, 1339, 1362, 1422, 1442, 1456, 1642, 1643, 1644, 1645,  # SIGNAL, triggers
     ), UsageError),
 }  # fmt: skip

@@ -54,10 +54,9 @@ class MySql(TwoPhaseDatabase):
         )
         engine = connection.execute(asked, {"schema": schema, "name": name}).scalar()
         if engine not in ("InnoDB", "ROCKSDB"):
-            raise UsageError(
-                f"table {table.name!r} is stored by {engine or 'no engine: it is a view'}, which takes no part in XA "
-                "transactions: run ALTER TABLE ... ENGINE=InnoDB"
-            )
+            stored = f"is stored by {engine}, which" if engine else "is a view, which"
+            instead = "run ALTER TABLE ... ENGINE=InnoDB" if engine else "write into its table"
+            raise UsageError(f"table {table.name!r} {stored} takes no part in XA transactions: {instead}")
 
     def place(self, connection: Connection) -> tuple[str, ...]:
         """The database: XA's names are shared by all databases of the server."""

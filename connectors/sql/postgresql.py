@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pyarrow as pa
+from sqlalchemy import text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
@@ -16,12 +17,16 @@ from headrace.connectors.sql.commits import COMMITS
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import POOLED, code_of
 from headrace.connectors.sql.handles import is_gid
-from headrace.connectors.sql.table import Table
+from headrace.connectors.sql.table import Table, place_of
 from headrace.enumerator.errors import RetriableError, UsageError
 
 _UNDEFINED_OBJECT = "42704"
 _OBJECT_IN_USE = "55006"
 _LOCK_NOT_AVAILABLE = "55P03"
+_RULE = """
+SELECT rulename FROM pg_catalog.pg_rewrite
+WHERE ev_class = to_regclass(:quoted) AND ev_type = '3' AND ev_enabled IN ('O', 'A') LIMIT 1
+"""
 
 
 class PostgreSql(TwoPhaseDatabase):
@@ -34,6 +39,11 @@ class PostgreSql(TwoPhaseDatabase):
                 "this PostgreSQL has prepared transactions switched off. Set max_prepared_transactions in its configuration to "
                 "at least twice the number of tasks that write at a time, and restart it; or write with UpsertSink, which "
                 "needs none"
+            )
+        if rule := connection.execute(text(_RULE), place_of(connection, table.name)).scalar():
+            raise UsageError(
+                f"table {table.name!r} has the rule {rule!r} for INSERT, and COPY, which writes the rows, runs none: make it a "
+                "trigger"
             )
 
     def place(self, connection: Connection) -> tuple[str, ...]:

@@ -255,6 +255,13 @@ class _LoadedIceberg(LoadedTable):
 
     def check_writable(self) -> None:
         schema = self._table.schema()
+        try:
+            arrow_io.compute_statistics_plan(schema, self._table.properties)
+        except ValueError as error:
+            raise UsageError(
+                f"{self._name}: headrace cannot write to this table: a property of its metrics (write.metadata.metrics...) is "
+                f"none that PyIceberg knows: {error}"
+            ) from error
         for part, partition in zip(self._table.spec().fields, self._partitions, strict=True):
             if partition.kind is None:
                 raise UsageError(

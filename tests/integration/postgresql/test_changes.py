@@ -1589,6 +1589,26 @@ def test_a_table_that_is_renamed_at_the_seam_is_refused(url: str) -> None:
     psql(url, "ALTER TABLE public.renamed RENAME TO orders")
 
 
+def test_tables_that_swap_their_names_are_refused(url: str) -> None:
+    """Regression: each had the other's changes in its copy."""
+    psql(url, "CREATE TABLE public.other (LIKE public.orders INCLUDING ALL)", "ALTER PUBLICATION orders ADD TABLE public.other")
+
+    def source() -> ChangesSource:
+        return ChangesSource(url, tables=["orders", "other"], publication="orders", slot=SLOT)
+
+    with EmbeddedRun(source(), clock=time.monotonic) as run:
+        read_some(run, 3000)
+        state = state_of_log(run)
+    swapped = ("orders RENAME TO swapped", "other RENAME TO orders", "swapped RENAME TO other")
+    psql(url, *(f"ALTER TABLE public.{each}" for each in swapped))
+    with (
+        pytest.raises(DataLossError, match=r"table public.o\w+ was dropped and created again"),
+        EmbeddedRun(source(), clock=time.monotonic, checkpoint=state) as run,
+    ):
+        read_some(run, 1)
+    psql(url, *(f"ALTER TABLE public.{each}" for each in swapped), "DROP TABLE public.other")
+
+
 def test_a_key_that_is_stored_out_of_line_is_read_from_the_old_row(url: str) -> None:
     psql(url, "DELETE FROM public.orders WHERE id > 0", "ALTER TABLE public.orders ALTER part SET STORAGE EXTERNAL")
     psql(url, "UPDATE public.orders SET part = repeat('x', 2600)")

@@ -187,6 +187,27 @@ def test_a_table_with_rows_that_a_policy_hides_is_refused(server):
     assert rig.ids() == [5, 50]
 
 
+def test_a_table_with_a_rule_for_inserts_is_refused(server):
+    """Regression: COPY runs none, so that rows were there, and not where the rule has them."""
+    rig = SqlRig(server("postgresql").url)
+    rig.create("value TEXT")
+    rig.execute(f"CREATE RULE ignored AS ON INSERT TO {rig.table} DO INSTEAD NOTHING")
+    with pytest.raises(UsageError, match=r"has the rule 'ignored' for INSERT, and COPY, .* make it a trigger"):
+        SqlSink(rig.url, rig.table).check_rows(batch([1]).schema)
+    rig.drop()
+
+
+def test_a_view_of_mariadb_is_refused_with_what_to_do(server):
+    """Regression: it was to be altered to another engine."""
+    rig = SqlRig(server("mariadb").url)
+    rig.create("value VARCHAR(20)")
+    rig.execute(f"CREATE VIEW seen AS SELECT * FROM {rig.table}")
+    with pytest.raises(UsageError, match=r"'seen' is a view, which takes no part in XA transactions: write into its table"):
+        SqlSink(rig.url, "seen").check_rows(batch([1]).schema)
+    rig.execute("DROP VIEW seen")
+    rig.drop()
+
+
 def test_a_trigger_may_write_to_a_table_with_policies(server):
     rig = SqlRig(server("postgresql").url)
     with policed(rig) as url:

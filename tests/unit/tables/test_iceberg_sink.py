@@ -347,6 +347,18 @@ def test_a_former_void_partition_of_a_required_column_is_refused_in_a_merge(fold
     assert iceberg_table(folder).scan().to_arrow().num_rows == 1
 
 
+@pytest.mark.parametrize(
+    "given", [{"write.metadata.metrics.default": "bogus"}, {"write.metadata.metrics.column.value": "truncate(x)"}]
+)
+def test_metrics_that_pyiceberg_does_not_know_are_refused(folder, given):
+    """Regression: a task ended by a ValueError that named no table."""
+    catalog = load_catalog(**catalog_of(folder))
+    catalog.create_namespace_if_not_exists("shop")
+    catalog.create_table(TABLE, VALUES, properties=given)
+    with pytest.raises(UsageError, match=rf"{TABLE}: .* a property of its metrics .* none that PyIceberg knows"):
+        IcebergSink(TABLE, catalog_of(folder)).check_rows(VALUES)
+
+
 def test_a_void_partition_with_a_value_is_refused_in_a_merge(folder):
     """Regression: PyIceberg writes False for that of a required boolean, and does not find the file again."""
     schema = pa.schema([("id", pa.int64()), pa.field("is", pa.bool_(), nullable=False)])
