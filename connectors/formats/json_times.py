@@ -21,7 +21,8 @@ _DAY = (
     r"(?:\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))"
     r"|(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
 )
-_ZONE = r"(?:Z|[+-](?:[01]\d|2[0-3])(?::?[0-5]\d)?)"
+_ZONE = r"(?:Z|[+-](?:[01]\d|2[0-3])(?::?[0-5]\d|:[0-5]\d:[0-5]\d)?)"
+_SECONDS = r"(?P<sign>[+-])\d\d:[0-5]\d:(?P<seconds>[0-5]\d)\z"  # of a zone, as all were before they had whole minutes
 _CLOCK = r"[ T](?:[01]\d|2[0-3])(?::[0-5]\d(?::[0-5]\d(?:\.\d+)?)?)?"
 _TIME = rf"\A{_DAY}(?:{_CLOCK}{_ZONE}?)?\z"
 _LOCAL_TIME = rf"\A{_DAY}(?:{_CLOCK})?\z"
@@ -108,13 +109,24 @@ def _timestamps(
     if pc.any(pc.match_substring_regex(fitting, surplus)).as_py():
         fitting = pc.replace_substring_regex(fitting, surplus, r"\1")
     has_zone = pc.match_substring_regex(fitting, _ZONED)
-    times = _cast(pc.if_else(has_zone, fitting, None), pa.timestamp(kind.unit, "UTC")).cast(kind)
+    times = _zoned(pc.if_else(has_zone, fitting, None), kind.unit).cast(kind)
     if not pc.all(has_zone, min_count=0).as_py():
         local = _cast(pc.if_else(has_zone, None, fitting), pa.timestamp(kind.unit))
         times = pc.coalesce(times, local if kind.tz is None else instants(local, zone).cast(kind))
     if times.null_count > texts.null_count:
         unfit.append(UnfitTimes(pc.indices_nonzero(pc.and_(times.is_null(), texts.is_valid())), path, kind))
     return times
+
+
+def _zoned(texts: pa.Array, unit: str) -> pa.Array:
+    """In UTC. Arrow takes no seconds of a zone."""
+    kind, found = pa.timestamp(unit, "UTC"), pc.extract_regex(texts, _SECONDS)
+    if found.null_count == len(found):
+        return _cast(texts, kind)
+    times = _cast(pc.if_else(found.is_valid(), pc.utf8_slice_codeunits(texts, 0, -3), texts), kind)
+    seconds = pc.cast(pc.struct_field(found, "seconds"), pa.int64())
+    ahead = pc.if_else(pc.equal(pc.struct_field(found, "sign"), "-"), pc.negate(seconds), seconds)
+    return pc.subtract(times, pc.fill_null(ahead, 0).cast(pa.duration("s")).cast(pa.duration(unit)))
 
 
 def _cast(texts: pa.Array, kind: pa.TimestampType) -> pa.Array:
