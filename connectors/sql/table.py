@@ -142,13 +142,17 @@ _OF_VIEWS = (1136, 1471)  # of MariaDB: what is wrong with a view is found later
 def _hold(connection: Connection, written: str, product: Product) -> None:
     """Lock the table as an insert would: a column that is made narrower before the first row would round or cut silently.
 
-    EXPLAIN needs no other right than INSERT, and calls no trigger.
+    PREPARE and EXPLAIN need no other right than INSERT, and call no trigger. PREPARE does not even plan: EXPLAIN does, which in
+    PostgreSQL looks at the functions of defaults, that rows may give values for, and evaluates those that are immutable.
     """
     if product is Product.SQLITE:
         return
-    values = "DEFAULT VALUES" if product is Product.POSTGRESQL else "VALUES ()"
+    if product is Product.POSTGRESQL:
+        connection.exec_driver_sql(f"PREPARE headrace_lock AS INSERT INTO {written} DEFAULT VALUES")
+        connection.exec_driver_sql("DEALLOCATE headrace_lock")
+        return
     try:
-        connection.exec_driver_sql(f"EXPLAIN INSERT INTO {written} {values}").close()
+        connection.exec_driver_sql(f"EXPLAIN INSERT INTO {written} VALUES ()").close()  # noqa: S608 - names are quoted
     except DBAPIError as error:
         if code_of(error) not in _OF_VIEWS:
             raise

@@ -127,9 +127,14 @@ WHERE tgrelid = to_regclass(:quoted) AND EXISTS (
     SELECT FROM pg_catalog.pg_inherits JOIN pg_catalog.pg_class AS heir ON heir.oid = inhrelid
     WHERE inhparent = tgrelid AND heir.relnamespace IS DISTINCT FROM to_regnamespace('_timescaledb_internal')
 ) AND NOT tgisinternal AND tgenabled IN ('O', 'A') AND tgtype & 7 = 7 AND lanname NOT IN ('c', 'internal')
-AND (lanname <> 'plpgsql' OR prosrc ~* '\mreturn\s+null\M') ORDER BY tgname LIMIT 1
+AND (lanname <> 'plpgsql' OR prosrc ~* '\m(insert|merge|copy|execute|perform|call)\M' AND (
+    prosrc ~* '\mreturn\M(?!\s+((new|old)\s*;|coalesce\s*\(\s*new\M))' OR prosrc ~* '\mnew\s*:?=\s*null\M'
+)) ORDER BY tgname LIMIT 1
 """
-"""A trigger by which a row may go into a table that inherits from this one. Chunks of TimescaleDB have the keys of all."""
+"""A trigger by which a row may go into a table that inherits from this one: it runs statements, and may return no row.
+
+Chunks of TimescaleDB have the keys of all.
+"""
 
 
 def check_routes(connection: Connection, table: str, place: Mapping[str, str | None]) -> None:

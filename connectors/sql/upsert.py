@@ -9,7 +9,8 @@ What a slow attempt of a dead driver would write is refused once its epoch is re
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NoReturn
@@ -39,6 +40,8 @@ from headrace.connectors.sql.unique import check_key, check_other_keys, check_ro
 from headrace.connectors.sql.url import Product, shown
 from headrace.enumerator.errors import FencedError, UsageError
 
+_MOST_HELD_ROWS = 200_000
+_NO, _YES = map(pa.scalar, (False, True))
 _BY_BYTES = (Kind.BOOLEAN, Kind.INTEGER, Kind.DECIMAL, Kind.DATE, Kind.TIME, Kind.INSTANT, Kind.LOCAL)
 """Keys of which a database holds no two for equal that differ here, as it does with texts by their collation, or with UUIDs."""
 
@@ -109,6 +112,7 @@ class UpsertTransaction(RowTransaction):
         self._key_fields: tuple[Field, ...] = ()
         self._attempt = attempt
         self._held: pa.RecordBatch | None = None
+        self._wanted = 0  # how many rows are held until those that were refused are tried again
         self._in_order = sink.change_type is not None and ties_rows(connection, table)
         self._bulk = BulkInsert(connection, table) if table.product is Product.MYSQL else None
 
@@ -133,31 +137,52 @@ class UpsertTransaction(RowTransaction):
                 "takes its place: leave preimages out, or delete by rows of the old keys"
             )
         count = len(rows) if deleted[-1].is_valid else len(rows) - 1
+        if count < self._wanted:
+            self._held = rows
+            return
         self._held = rows.slice(count) if count < len(rows) else None  # the row that takes its place comes next
-        if count:
-            self._change(rows.slice(0, count), deleted.slice(0, count))
+        if not count:
+            return
+        refusal = self._change(rows.slice(0, count), deleted.slice(0, count))
+        if refusal is not None:
+            if count > _MOST_HELD_ROWS:
+                raise refusal
+            self._held = rows
+        self._wanted = 0 if refusal is None else 2 * count
 
-    def _change(self, rows: pa.RecordBatch, deleted: pa.BooleanArray) -> None:
-        """In order where rows may meet others. A replay, whose rows are there already, may be refused so, and not without."""
+    def _change(self, rows: pa.RecordBatch, deleted: pa.BooleanArray) -> Exception | None:
+        """In order where rows may meet others. A replay, whose rows are there already, may be refused so, and not without.
+
+        Returns why the rows are refused both ways, and are not written: with more of the replay's rows they may not be.
+        """
         if not self._in_order:
             self._change_by_key(rows, deleted)
-            return
-        refused: tuple[type[Exception], ...] = (IntegrityError, self._engine.dialect.loaded_dbapi.IntegrityError)
+            return None
+        refusal = self._refused(self._change_in_order, rows, deleted)
+        return None if refusal is None or self._refused(self._change_by_key, rows, deleted) is None else refusal
+
+    def _refused(self, change: Callable[..., None], rows: pa.RecordBatch, deleted: pa.BooleanArray) -> Exception | None:
+        savepoint = self._savepoint()
         try:
-            with self._savepoint():
-                self._change_in_order(rows, deleted)
-        except refused as error:
-            try:
-                with self._savepoint():
-                    self._change_by_key(rows, deleted)
-            except refused:
-                raise error from None
+            change(rows, deleted)
+        except (IntegrityError, self._engine.dialect.loaded_dbapi.IntegrityError) as error:
+            if not self._is_in_transaction():  # ended by SQLite's RAISE(ROLLBACK), with all that came before
+                raise
+            savepoint.rollback()  # after nothing else: a deadlock of MariaDB ends the savepoint, too
+            return error
+        savepoint.commit()
+        return None
 
     def _savepoint(self) -> NestedTransaction:
-        connection: Any = self._connection.connection.driver_connection
-        if self._table.product is Product.SQLITE and not connection.in_transaction:
+        if not self._is_in_transaction():
+            connection: Any = self._connection.connection.driver_connection
             connection.execute("BEGIN")  # else the savepoint's end would commit
         return self._connection.begin_nested()
+
+    def _is_in_transaction(self) -> bool:
+        """Of SQLite, which the driver starts with the first change of a row; elsewhere there always is one."""
+        connection: Any = self._connection.connection.driver_connection
+        return self._table.product is not Product.SQLITE or bool(connection.in_transaction)
 
     def _change_by_key(self, rows: pa.RecordBatch, deleted: pa.BooleanArray) -> None:
         """Deletes first, then the last row of each key: what is inserted behind a delete keeps nothing of the row before it.
@@ -179,9 +204,8 @@ class UpsertTransaction(RowTransaction):
 
     def _change_in_order(self, rows: pa.RecordBatch, deleted: pa.BooleanArray) -> None:
         """A run of deletes, or of other rows, is one call of the driver, which runs the statement row by row."""
-        is_last = pc.is_in(pa.array(range(len(rows)), pa.int64()), _last_of_each(normalised_columns(rows, self._key_fields)))
-        counts = pc.or_(deleted.is_valid(), is_last)  # not of a row before a change whose key has a row behind it
-        rows, deleted = rows.filter(counts), pc.coalesce(deleted, is_last).filter(counts)
+        counts = pc.invert(pc.and_(deleted.is_null(), _same_as_next(normalised_columns(rows, self._key_fields))))
+        rows, deleted = rows.filter(counts), deleted.fill_null(_YES).filter(counts)
         starts = (np.flatnonzero(np.diff(deleted.to_numpy(zero_copy_only=False))) + 1).tolist()
         for start, end in pairwise([0, *starts, len(rows)]):
             run = rows.slice(start, end - start)
@@ -209,7 +233,7 @@ class UpsertTransaction(RowTransaction):
         self._check_key(keys)
         if not len(keys[0]):
             return 0
-        statement = _delete(self._connection, self._table, [field.name for field in self._key_fields])
+        statement = _delete(self._connection, self._table, self._key_fields)
         return self._execute(statement, self._key_fields, keys)
 
     def _execute(self, statement: str, fields: Sequence[Field], columns: Sequence[pa.Array]) -> int:
@@ -228,7 +252,9 @@ class UpsertTransaction(RowTransaction):
 
     def _pre_commit(self) -> None:
         if self._held is not None:
-            self._change(self._held, pa.array([True]))
+            deleted = deleted_rows(self._held, str(self._sink.change_type), f"table {self._table.name!r}")
+            if refusal := self._change(self._held, deleted):
+                raise refusal
         # Holds the row until the commit, so that the epoch cannot be recorded in between.
         job = self._attempt.job
         is_own = COMMITS.c.job == list_key(job, self._table.destination)
@@ -264,6 +290,12 @@ def _last_of_each(keys: Sequence[pa.Array]) -> pa.Int64Array:
     return numbered.group_by(names, use_threads=False).aggregate([("row", "max")])["row_max"].combine_chunks().sort()
 
 
+def _same_as_next(keys: Sequence[pa.Array]) -> pa.BooleanArray:
+    """Whether the next row has the same key, for each row."""
+    same = [pc.equal(column.slice(0, len(column) - 1), column.slice(1)).fill_null(_NO) for column in keys]
+    return pa.concat_arrays([functools.reduce(pc.and_, same), pa.array([False])])
+
+
 def _upsert(connection: Connection, table: Table, key: Sequence[str], names: Sequence[str]) -> str:
     """A statement for one row."""
     quote, sign = connection.dialect.identifier_preparer.quote_identifier, _sign(table)
@@ -283,13 +315,16 @@ def _upsert(connection: Connection, table: Table, key: Sequence[str], names: Seq
     return f"{insert} ON CONFLICT ({', '.join(columns)}) {action}"
 
 
-def _delete(connection: Connection, table: Table, key: Sequence[str]) -> str:
+def _delete(connection: Connection, table: Table, fields: Sequence[Field]) -> str:
     """A statement for the row of one key."""
+    key = [field.name for field in fields]
     quote, by = connection.dialect.identifier_preparer.quote_identifier, operators_of(table.name, table.unique, key)
     # An operator's name is not quoted; the driver takes a percent sign for a parameter.
     operators = [f"OPERATOR({quote(by[name][0])}.{by[name][1].replace('%', '%%')})" if name in by else "=" for name in key]
     # By its operator alone a parameter would be of the index's type, as `record` or `oid`, which may not read it.
+    # Numbers and times have their types, and may be out of the column's range.
     casts = [str(table.columns[name].get("cast", "")).replace("%", "%%") for name in key]
+    casts = ["" if field.kind in _BY_BYTES else cast for field, cast in zip(fields, casts, strict=True)]
     values = [f"CAST({_sign(table)} AS {cast})" if cast else _sign(table) for cast in casts]
     compared = zip(_compared(connection, table, key), operators, values, strict=True)
     found = " AND ".join(map(" ".join, compared))

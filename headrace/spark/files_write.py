@@ -5,7 +5,6 @@ Names are those of Spark's own where it has the same; case is ignored. An option
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -67,15 +66,22 @@ def with_columns(write: SinkWrite[FileSink], schema: StructType) -> SinkWrite[Fi
     if sink.format is not FileFormat.PARQUET:
         return write
     store = sink.storage_options
-    typed = _ParquetSink(sink.path, sink.format, sink.compression, storage_options=store, columns=schema.json())
+    precise = frozenset(column.name for column in schema if has_nanoseconds(column.dataType))
+    typed = _ParquetSink(
+        sink.path, sink.format, sink.compression, storage_options=store, columns=schema.json(), precise=precise
+    )
     return replace(write, sink=typed)
 
 
 @dataclass(frozen=True)
 class _ParquetSink(FileSink):
-    """Of a frame. `columns`: its schema as JSON."""
+    """Of a frame. `columns`: its schema as JSON, which tasks may not be able to read: a user's types are not there, maybe.
+
+    `precise`: the columns whose times have more digits than microseconds.
+    """
 
     columns: str = field(default="", repr=False)
+    precise: frozenset[str] = field(default=frozenset(), repr=False)
 
     def begin(self, attempt: Attempt) -> FileTransaction:
         check_job(attempt.job)
@@ -88,8 +94,7 @@ class _ParquetTransaction(FileTransaction):
     def __init__(self, sink: _ParquetSink, attempt: Attempt) -> None:
         super().__init__(sink, attempt)
         self._metadata = {_ROW_METADATA: sink.columns, "org.apache.spark.version": pyspark.__version__}
-        columns = StructType.fromJson(json.loads(sink.columns))
-        self._precise = {column.name for column in columns if has_nanoseconds(column.dataType)}
+        self._precise = sink.precise
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Times are in microseconds, where the frame has no more: Spark has them in nanoseconds, and would read these."""

@@ -131,7 +131,25 @@ def _field_of(field: StructField, kind: DataType) -> StructField:
 def held_schema(schema: StructType) -> pa.Schema:
     """Arrow's types that hold what these columns do, and no more: PySpark makes nanoseconds of a `time` of any precision."""
     columns = zip(schema, to_arrow_schema(schema, timezone="UTC"), strict=True)
-    return pa.schema([arrow.with_type(_with_times(arrow.type, _time_of(field.dataType))) for field, arrow in columns])
+    return pa.schema([arrow.with_type(_held(field.dataType, arrow.type, field.name)) for field, arrow in columns])
+
+
+def _held(kind: DataType, arrow: pa.DataType, column: str) -> pa.DataType:
+    match kind:
+        case TimeType():
+            if kind.precision not in _TIMES:
+                others = " or ".join(f"time({digits})" for digits in _TIMES)
+                raise UsageError(f"column {column!r}: Spark would keep more digits in time({kind.precision}): read {others}")
+            return _TIMES[kind.precision]
+        case StructType():
+            pairs = zip(kind, arrow, strict=True)
+            return pa.struct([inner.with_type(_held(field.dataType, inner.type, column)) for field, inner in pairs])
+        case ArrayType():
+            return pa.list_(arrow.value_field.with_type(_held(kind.elementType, arrow.value_type, column)))
+        case MapType():
+            key, item = _held(kind.keyType, arrow.key_type, column), _held(kind.valueType, arrow.item_type, column)
+            return pa.map_(arrow.key_field.with_type(key), arrow.item_field.with_type(item))
+    return arrow
 
 
 def _time_of(kind: DataType) -> pa.DataType:

@@ -214,7 +214,7 @@ def test_what_an_index_shows_has_no_link_that_leads_nowhere(wheel):
 
 
 def test_a_release_shows_links_into_its_repository_which_lead_to_files_that_are_there():
-    github = {"GITHUB_SERVER_URL": "https://forge.example", "GITHUB_REPOSITORY": "somebody/headrace"}
+    github = {"GITHUB_SERVER_URL": "https://forge.example", "GITHUB_REPOSITORY": "some-owner/headrace"}
     version = run([sys.executable, "setup.py", "--version"], ROOT).stdout.split()[-1]
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in github.items():
@@ -223,7 +223,7 @@ def test_a_release_shows_links_into_its_repository_which_lead_to_files_that_are_
     own = [link for link in links_of(shown) if link.startswith("https://forge.example/")]
     assert len(own) > 20
     for link in own:
-        place, _, file = link.removeprefix("https://forge.example/somebody/headrace/").partition(f"/v{version}/")
+        place, _, file = link.removeprefix("https://forge.example/some-owner/headrace/").partition(f"/v{version}/")
         assert place in ("blob", "raw"), link
         assert (ROOT / file.partition("#")[0]).exists(), link
 

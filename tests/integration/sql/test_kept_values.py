@@ -83,6 +83,16 @@ POSTGRESQL = [
 ]  # fmt: skip
 
 
+def test_a_default_that_no_row_needs_is_not_evaluated(server):
+    """Regression: that of each column was, to lock the table."""
+    rig = SqlRig(server("postgresql").url)
+    rig.create("id BIGINT PRIMARY KEY DEFAULT (1 / (2 - 2)), v TEXT")
+    for sink in (SqlSink(rig.url, rig.table), UpsertSink(rig.url, rig.table, ("id",))):
+        with sink.begin(Attempt("q", 0, 0, 0)) as transaction:
+            transaction.write(pa.record_batch({"id": [1], "v": ["a"]}))
+    rig.drop()
+
+
 @pytest.mark.parametrize("is_upsert", [False, True], ids=["once", "by key"])
 @pytest.mark.parametrize(
     ("system", "alteration"),

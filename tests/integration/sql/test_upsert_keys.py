@@ -3,6 +3,7 @@
 import random
 from contextlib import nullcontext
 from decimal import Decimal
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -13,9 +14,11 @@ from headrace.connectors.sql import rows as sending
 from headrace.connectors.sql import table
 from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.upsert import UpsertSink
-from headrace.enumerator.errors import UsageError
+from headrace.connectors.sql.url import driver_engine
+from headrace.enumerator.errors import RetriableError, UsageError
 from tests.helpers.databases import SERVERS
 from tests.helpers.sql_rig import SqlRig
+from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -339,6 +342,91 @@ def test_changes_of_a_batch_that_is_written_again_meet_later_rows(any_rig, attem
             transaction.prepare()
     assert any_rig.rows() == [(3, "y", None), (4, "x", None)]
     assert seen == ([(1, "root", None)] if attempts == 1 else any_rig.rows())
+
+
+ONCE = pa.schema({"id": pa.int32(), "name": pa.string(), "op": pa.string()})
+
+
+def once_named(server: Any, *batches: list[Change], attempts: int) -> list[Any]:
+    """The rows that these changes make of a table in which names are unique, too."""
+    rig = SqlRig(server("postgresql").url)
+    rig.create("id INT PRIMARY KEY, name VARCHAR(20) UNIQUE")
+    for attempt in range(attempts):
+        with UpsertSink(rig.url, rig.table, ("id",), "op").begin(Attempt("q", 0, 0, attempt)) as transaction:
+            for rows in batches:
+                columns = dict(zip(ONCE.names, map(list, zip(*rows, strict=True)), strict=True))
+                transaction.write(pa.RecordBatch.from_pydict(columns, ONCE))
+            transaction.prepare()
+    found = rig.rows()
+    rig.drop()
+    return found
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_batches_that_are_written_again_meet_rows_of_later_batches(server, attempts):
+    """Regression: the first batch was refused for good, as each was tried alone."""
+    batches = [[(1, "x", "c"), (5, "y", "c")], [(1, None, "d"), (2, "x", "c")], [(5, None, "d"), (6, "y", "c")]]
+    assert once_named(server, *batches, attempts=attempts) == [(2, "x"), (6, "y")]
+
+
+def test_a_row_that_is_refused_in_any_order_is_refused_at_the_end(server):
+    with pytest.raises(UsageError, match="duplicate key"):
+        once_named(server, [(1, "x", "c"), (2, "x", "c")], [(3, "z", "c")], attempts=1)
+
+
+def test_a_key_that_moves_away_and_comes_back_gives_its_name_away(server):
+    """Regression: the row before was left out, as a later row has its key."""
+    changes = [(1, "x", "c"), (1, "x", "-U"), (2, "x", "+U"), (1, "y", "+I")]
+    assert once_named(server, changes, attempts=1) == [(1, "y"), (2, "x")]
+
+
+def test_a_delete_of_a_key_that_the_column_cannot_have_deletes_no_row(server):
+    """Regression: the key was cast to the column's type, which it was out of range of."""
+    rig = SqlRig(server("postgresql").url)
+    rig.create("id SMALLINT PRIMARY KEY, name VARCHAR(20)")
+    changed(rig, [(1, "a", "c"), (70_000, None, "d")])
+    assert rig.rows() == [(1, "a")]
+
+
+def test_a_deadlock_while_changes_are_in_order_is_retriable(server):
+    """Regression: MariaDB had ended the savepoint with the transaction, and its absence was the error."""
+    rig = SqlRig(server("mariadb").url)
+    rig.create(f"id BIGINT PRIMARY KEY, name VARCHAR(20), parent BIGINT, FOREIGN KEY (parent) REFERENCES {rig.table} (id)")
+    rig.execute(f"INSERT INTO {rig.table} (id, name) VALUES (1, ''), (2, ''), (3, ''), (4, '')")
+    engine = driver_engine(rig.url, 30.0)
+    with engine.connect() as other, UpsertSink(rig.url, rig.table, ("id",), "op").begin(Attempt("q", 0, 0, 0)) as transaction:
+        for name in "ab":  # it has changed more, so that the other one is ended
+            other.exec_driver_sql(f"UPDATE {rig.table} SET name = '{name}' WHERE id >= 2")
+        transaction.write(pa.record_batch({"id": [1], "name": ["x"], "op": ["u"]}))
+        waits = Thread(target=other.exec_driver_sql, args=(f"UPDATE {rig.table} SET name = 'y' WHERE id = 1",))
+        waits.start()
+        waiting = "SELECT count(*) FROM information_schema.processlist WHERE info LIKE 'UPDATE %% id = 1'"
+        eventually(lambda: rig.execute(waiting) == [(1,)])
+        with pytest.raises(RetriableError, match="1213"):
+            transaction.write(pa.record_batch({"id": [2], "name": ["x"], "op": ["u"]}))
+        waits.join()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("body", ["RETURN (NULL)", "NEW := NULL; RETURN NEW", "RETURN /* none */ NULL"])
+def test_a_trigger_that_fills_an_inheriting_table_is_found_however_it_returns_no_row(server, body):
+    """Regression: by the words `RETURN NULL` alone."""
+    rig = SqlRig(server("postgresql").url)
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(20)")
+    rig.execute(f"CREATE TABLE {rig.table}_heir (PRIMARY KEY (id)) INHERITS ({rig.table})")
+    routed = f"INSERT INTO {rig.table}_heir VALUES (NEW.*); {body}"
+    guarded = "IF NEW.name IS NULL THEN RETURN NULL; END IF; RETURN NEW"
+    sink = UpsertSink(rig.url, rig.table, ("id",))
+    for made in (routed, guarded):
+        rig.execute(f"CREATE OR REPLACE FUNCTION {rig.table}_f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN {made}; END'")
+        rig.execute(f"DROP TRIGGER IF EXISTS t ON {rig.table}")
+        rig.execute(f"CREATE TRIGGER t BEFORE INSERT ON {rig.table} FOR EACH ROW EXECUTE FUNCTION {rig.table}_f()")
+        if made is guarded:
+            sink.check_rows(pa.schema({"id": pa.int64(), "name": pa.string()}))
+            continue
+        with pytest.raises(UsageError, match="may put rows into the tables that inherit"):
+            sink.check_rows(pa.schema({"id": pa.int64(), "name": pa.string()}))
+    rig.execute(f"DROP TABLE {rig.table} CASCADE")
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 20])

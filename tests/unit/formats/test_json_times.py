@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import pickle
 from datetime import datetime
 from typing import Any
@@ -129,3 +130,11 @@ def tokyo() -> str:
 def test_a_zone_that_is_looked_up_is_looked_up_where_values_are_decoded():
     found = pickle.loads(pickle.dumps(JsonFormat(UTC, time_zone=tokyo))).decode(pa.array(['"2020-07-01T12:00:00"'])).values
     assert found.cast(pa.string()).to_pylist() == ["2020-07-01 03:00:00.000000Z"]
+
+
+def test_zones_have_seconds_as_before_they_had_whole_minutes():
+    """Regression: Spark writes such times, and they were bad."""
+    texts = ["0001-01-01T00:00:00-04:56:02", "1900-01-01T00:00:00.5+05:53:28", "2020-01-01T00:00:00Z"]
+    shown = ["0001-01-01 04:56:02.000000Z", "1899-12-31 18:06:32.500000Z", "2020-01-01 00:00:00.000000Z"]
+    found = JsonFormat(UTC).decode(pa.array([json.dumps(text) for text in texts]))
+    assert found.values.cast(pa.string()).to_pylist() == shown

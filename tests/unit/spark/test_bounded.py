@@ -151,6 +151,15 @@ def test_a_time_with_nanoseconds_keeps_them_where_sparks_type_has_them(tmp_path,
     assert found["d"].cast(pa.int64()).to_pylist() == [nanoseconds, 1_000, None]
 
 
+def test_digits_are_those_of_each_field_and_others_than_arrow_has_are_refused():
+    """Regression: a `time(0)` in a struct with a `time(6)` took six digits, and a `time(1)` three."""
+    fields = StructType([StructField("whole", TimeType(0)), StructField("fine", TimeType(6))])
+    held = held_schema(StructType([StructField("of", fields)])).field("of").type
+    assert [field.type for field in held] == [pa.time32("s"), pa.time64("us")]
+    with pytest.raises(UsageError, match=r"column 'at': Spark would keep more digits in time\(1\)"):
+        held_schema(StructType([StructField("at", TimeType(1))]))
+
+
 @pytest.mark.parametrize(
     ("precision", "fits", "beyond"), [(0, 10**9, 10**8), (3, 10**6, 10**5), (6, 10**3, 10**2), (9, 1, None)]
 )

@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+from dataclasses import replace
 from datetime import time, timedelta
 
 import pyarrow as pa
@@ -309,6 +310,14 @@ class TestFiles:
         assert [found.schema.field(name).type for name in ("c1", "c2")] == [pa.time64("us"), pa.time64("ns")]
         assert found.schema.field("c5").type.value_type.field("at").type == pa.time64("us")
         assert found.drop_columns("c4").to_pylist() == values
+
+    def test_tasks_need_no_types_of_the_users(self, tmp_path):
+        """Regression: they imported the modules of these, which executors may not have."""
+        schema = StructType([StructField("at", TimeType())])
+        write, _ = planned_batch_write({"connector": "files", "path": str(tmp_path)}, schema, overwrite=False)
+        sink = replace(write.sink, columns='{"type": "udt"}')
+        written(sink, "app", 0, pa.record_batch([pa.array([1000], pa.time64("ns"))], names=["at"]))
+        assert len([*tmp_path.glob("*.parquet")]) == 1
 
     def test_a_time_with_more_digits_than_its_column_is_refused(self, tmp_path):
         schema = StructType([StructField("at", TimeType())])
