@@ -180,7 +180,7 @@ def _followed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoi
     stage = positions.stage
     if stage is None or not isinstance(source, StagedSource):
         return positions
-    if stage.is_found and stage.number == source.last_stage:
+    if stage.is_found and stage.number == source.last_stage and not stage.needs_ends:
         return replace(positions, exhausted=True, stage=replace(stage, is_found=False))
     if not positions.exhausted or stage.number >= source.last_stage or source.needs_ends:
         return positions  # of which the last splits may be of another kind

@@ -15,7 +15,10 @@ from headrace.connectors.postgresql.snapshot import Followed
 from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
 from headrace.connectors.postgresql.visible import Moment, Visible
 from headrace.delta import DeltaSink
+from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import StateError, UsageError
+from headrace.enumerator.resumed import selected
+from headrace.enumerator.source import Stage
 from headrace.postgresql import ChangesSource
 from headrace.runners.spark.split_state import ReadingFormat
 from headrace.sinks import Changes, FunctionSink
@@ -118,3 +121,14 @@ def test_a_query_of_another_kind_of_snapshot_does_not_continue(had: str, has: st
         StateError, match=f"of a 'postgresql-changes-{had}' source and cannot restore a 'postgresql-changes-{has}'"
     ):
         wanted.from_json(kept.initial_mark())
+
+
+@pytest.mark.parametrize("now", ["only", "never"])
+def test_a_checkpoint_in_a_snapshot_is_not_continued_with_another_kind(now: str) -> None:
+    """Regression: its stage was taken for one that others were taken away behind, and the rest of the rows were all."""
+    stage = Stage(0, "snapshot", None, in_pieces=True, is_found=True, needs_ends=True)
+    source = source_of(snapshot=now)
+    positions: Checkpoint[Any] = selected(source, Checkpoint(1, (), exhausted=False, stage=stage))
+    assert not positions.exhausted
+    with pytest.raises(StateError, match=f"of a job with snapshot='initial', and its source has snapshot='{now}' now"):
+        source.create_discovery().at(positions.stage)
