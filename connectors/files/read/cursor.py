@@ -75,6 +75,13 @@ class Remembered:
         """Whether a file was found by its time."""
         return bool(self._times) or self.horizon != NEVER
 
+    @property
+    def newest_ms(self) -> int | None:
+        """The time of the newest file that was found by its time, or of the last one of a bounded source."""
+        if self.end is not None:
+            return self.end[0]
+        return max(self.horizon[0], *self._times[-1:]) if self.is_in_use else None
+
     def finding(self, key: Key) -> FileStatus:
         """What a file with this key is."""
         known = self._known.get(key[1])

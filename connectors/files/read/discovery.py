@@ -38,6 +38,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         self._name = ""
         self._patterns = [plan.pattern]
         self._newest: Key | None = None
+        self._newest_read_ms = NEVER[0]  # by order="name", as nothing else has it there
         self._handled: set[int] = set()
         self._most_handled = _LEAST_HANDLED
         self._waiting: deque[FoundFile] = deque()
@@ -93,12 +94,14 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         self._handled.clear()
         self._last, self._name = cursor, ""
         self._remembered, self._patterns, self._newest = Remembered(), [self._plan.pattern], None
+        self._newest_read_ms = NEVER[0]
         if cursor is None:
             return
         try:
             readable_version(cursor["version"], _VERSION)
             path, self._name, pinned, found = cursor["path"], str(cursor["name"]), cursor["schema"], cursor["found"]
             self._newest = restored_key(cursor["newest"]) if "newest" in cursor else None
+            self._newest_read_ms = int(cursor.get("newest_read_ms", NEVER[0]))
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"a cursor of files cannot be read: {error!r}") from error
         self._patterns = self._patterns_of(cursor)
@@ -107,6 +110,8 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         self._check_order()
         if self._plan.watch and self._remembered.end is not None:  # of a bounded read, which this one continues
             self._warn_of_late_files()
+            if self._plan.order == "name":
+                self._newest_read_ms = self._remembered.end[0]
             self._remembered.end = self._remembered.left = None
         self._plan.pin_schema(pinned)
 
@@ -257,6 +262,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
             self._remembered.left -= len(chosen)
         if self._plan.order == "name":
             self._name = chosen[-1].path if chosen else self._name
+            self._newest_read_ms = max([self._newest_read_ms, *(file.modified_ns // 1_000_000 for file in chosen)])
             return
         now_ms = time.time_ns() // 1_000_000
         self._remembered.add([key_of(file) for file in chosen], now_ms, self._plan.max_file_age_s * 1000)
@@ -266,7 +272,8 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         stored = {"version": _VERSION, "path": self._plan.path, "name": self._name, "schema": schema, "found": found}
         patterns = list(self._patterns)
         newest = {} if self._newest is None else {"newest": list(self._newest)}
-        return stored | {"pattern": patterns if len(patterns) > 1 else patterns[0]} | newest
+        read = {} if self._newest_read_ms == NEVER[0] else {"newest_read_ms": self._newest_read_ms}
+        return stored | {"pattern": patterns if len(patterns) > 1 else patterns[0]} | newest | read
 
     def _count(self, file: FoundFile) -> int:
         parts = -(-file.size // self._plan.split_bytes)

@@ -162,8 +162,10 @@ class FileSource(Source[FileSplit]):
 
     def end(self, cursor: JsonObject | None, splits: Sequence[FileSplit]) -> JsonObject:
         """{"newest_modified_ms": when the newest file was modified, None where there was none}."""
-        newest = None if cursor is None else Remembered.restored(cursor["found"]).end
-        return {"newest_modified_ms": None if newest is None else newest[0]}
+        if cursor is None:
+            return {"newest_modified_ms": None}
+        newest_ms = Remembered.restored(cursor["found"]).newest_ms
+        return {"newest_modified_ms": cursor.get("newest_read_ms") if newest_ms is None else newest_ms}
 
     @property
     def needs_finished(self) -> bool:

@@ -208,6 +208,21 @@ def test_a_bounded_read_lacks_what_was_listed_first(tmp_path, caplog, order, cha
 
 
 @pytest.mark.parametrize("order", ["time", "name"])
+@pytest.mark.parametrize("watched", [[True], [True, False], [False, True], [False, True, False], [False]])
+def test_an_end_has_the_newest_file_whatever_was_watched(tmp_path, order, watched):
+    """Regression: that of a read that was watched before said there was no file, and a topic was read from its start."""
+    cursor = None
+    for number, watch in enumerate(watched):
+        assert source_of(tmp_path, watch=watch, order=order).end(cursor, ()) == {
+            "newest_modified_ms": (NOW_S + number - 1) * 1000 if cursor else None
+        }
+        write(tmp_path / f"{number}", NOW_S + number)
+        write(tmp_path / f"{number}5", NOW_S - 9)
+        cursor = json.loads(json.dumps(found(source_of(tmp_path, watch=watch, order=order), cursor)[1]))
+    assert source_of(tmp_path, order=order).end(cursor, ()) == {"newest_modified_ms": (NOW_S + len(watched) - 1) * 1000}
+
+
+@pytest.mark.parametrize("order", ["time", "name"])
 def test_a_bounded_read_has_what_came_late_with_an_old_time(tmp_path, order):
     for number in range(3):
         write(tmp_path / str(number), NOW_S + number)
