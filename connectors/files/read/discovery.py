@@ -113,6 +113,8 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
             if self._plan.order == "name":
                 self._newest_read_ms = self._remembered.end[0]
             self._remembered.end = self._remembered.left = None
+        if self._plan.watch:  # there is no last listing
+            self._newest = None
         self._plan.pin_schema(pinned)
 
     def _patterns_of(self, cursor: JsonObject) -> list[str | None]:

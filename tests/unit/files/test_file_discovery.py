@@ -283,6 +283,21 @@ def test_where_files_are_watched_another_pattern_is_refused_for_those_that_would
 
 
 @pytest.mark.parametrize("order", ["time", "name"])
+@pytest.mark.parametrize("first", ["a1", "B1"])
+def test_what_was_left_out_while_watching_is_refused_also_behind_a_bounded_read(tmp_path, order, first):
+    """Regression: all that came after the bounded read had listed its folder was left out silently."""
+    given = {"order": order, "max_file_age_s": 50}
+    write(tmp_path / first, NOW_S - 300)
+    _, cursor = found(source_of(tmp_path, pattern="a*", watch=False, **given))
+    (tmp_path / first).unlink()
+    for name, age_s in (("B2", 200), ("a3", 0)):
+        write(tmp_path / name, NOW_S - age_s)
+    _, cursor = found(source_of(tmp_path, pattern="a*", **given), cursor)
+    with pytest.raises(StateError, match=r"a read with pattern='a\*', which has left out B2: keep that pattern"):
+        found(source_of(tmp_path, **given), cursor)
+
+
+@pytest.mark.parametrize("order", ["time", "name"])
 def test_files_that_were_left_out_and_are_still_to_come_are_read_with_a_wider_pattern(tmp_path, order):
     """Regression: the read was refused. Continued from there by any of its patterns it is not refused either."""
     for number, name in enumerate(("a1", "b2", "c3")):
