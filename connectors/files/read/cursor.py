@@ -14,6 +14,7 @@ from array import array
 from base64 import b64decode, b64encode
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum, auto
 from hashlib import blake2b
 from itertools import accumulate
@@ -23,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.files.read.folders import FoundFile
+from headrace.enumerator.envelope import stored_text
 from headrace.enumerator.errors import StateError
 from headrace.enumerator.source import JsonObject
 
@@ -34,6 +36,33 @@ NEVER = (-_FAR, 0, 0)
 
 Key: TypeAlias = tuple[int, int, int]
 """A file's place in the order: its time in milliseconds, the digest of its path, and 16 bits of its size and exact time."""
+
+Place: TypeAlias = tuple[str, Key]
+"""How far a read is: a path and NEVER by name, "" and a file's key by time."""
+START: Place = ("", NEVER)
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A pattern, and what it was in force for: what is behind `start`, up to `end` if there is one."""
+
+    pattern: str | None
+    start: Place = START
+    end: Place | None = None
+
+    def has(self, place: Place) -> bool:
+        """Whether it was in force there."""
+        return self.start < place and (self.end is None or place <= self.end)
+
+    def stored(self) -> list[Any]:
+        """As JSON has its places."""
+        return [None if place is None else [place[0], list(place[1])] for place in (self.start, self.end)]
+
+    @classmethod
+    def restored(cls, pattern: str | None, places: Any) -> Period:  # noqa: ANN401 - JSON
+        """What `stored` gave. Raises TypeError or ValueError for anything else."""
+        start, end = places
+        return cls(pattern, _restored_place(start), None if end is None else _restored_place(end))
 
 
 class FileStatus(Enum):
@@ -80,7 +109,12 @@ class Remembered:
         """The time of the newest file that was found by its time, or of the last one of a bounded source."""
         if self.end is not None:
             return self.end[0]
-        return max(self.horizon[0], *self._times[-1:]) if self.is_in_use else None
+        return self.newest[0] if self.is_in_use else None
+
+    @property
+    def newest(self) -> Key:
+        """The newest file that was found by its time, or the horizon."""
+        return max([self.horizon, *zip(*(column[-1:] for column in self._columns), strict=True)])
 
     def finding(self, key: Key) -> FileStatus:
         """What a file with this key is."""
@@ -164,6 +198,12 @@ class Remembered:
 
 def _arrays() -> tuple[array[int], array[int], array[int]]:
     return array("q"), array("Q"), array("H")
+
+
+def _restored_place(data: Any) -> Place:  # noqa: ANN401 - JSON
+    """What a list of it was. Raises TypeError or ValueError for anything else."""
+    path, key = data
+    return stored_text(path), restored_key(key)
 
 
 def restored_key(data: Any) -> Key:  # noqa: ANN401 - JSON

@@ -7,9 +7,10 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 
-from headrace.connectors.files.read.cursor import NEVER, FileStatus, Key, Remembered, age_order, key_of, restored_key
+from headrace.connectors.files.read.cursor import NEVER, FileStatus, Key, Period, Remembered, age_order, key_of, restored_key
 from headrace.connectors.files.read.folders import FoundFile
 from headrace.connectors.files.read.plan import FilePlan, is_selected
 from headrace.connectors.files.read.split import FileSplit, shown
@@ -36,7 +37,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         self._last: JsonObject | None = None
         self._remembered = Remembered()
         self._name = ""
-        self._patterns = [plan.pattern]
+        self._periods = [Period(plan.pattern)]
         self._newest: Key | None = None
         self._newest_read_ms = NEVER[0]  # by order="name", as nothing else has it there
         self._handled: set[int] = set()
@@ -74,7 +75,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
 
         Lists the folder if the pattern is another one, and raises what that raises, but of a folder that is gone.
         """
-        if self._plan.pattern in self._patterns_of(cursor):
+        if self._plan.pattern == self._periods_of(cursor)[-1].pattern:
             return
         self._restore(cursor)
         with suppress(FileNotFoundError):
@@ -93,7 +94,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         self._waiting.clear()
         self._handled.clear()
         self._last, self._name = cursor, ""
-        self._remembered, self._patterns, self._newest = Remembered(), [self._plan.pattern], None
+        self._remembered, self._periods, self._newest = Remembered(), [Period(self._plan.pattern)], None
         self._newest_read_ms = NEVER[0]
         if cursor is None:
             return
@@ -104,7 +105,7 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
             self._newest_read_ms = int(cursor.get("newest_read_ms", NEVER[0]))
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"a cursor of files cannot be read: {error!r}") from error
-        self._patterns = self._patterns_of(cursor)
+        self._periods = self._periods_of(cursor)
         self._remembered = Remembered.restored(found)
         self._warn_of_another_folder(path)
         self._check_order()
@@ -117,11 +118,16 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
             self._newest = None
         self._plan.pin_schema(pinned)
 
-    def _patterns_of(self, cursor: JsonObject) -> list[str | None]:
-        """All that the read has had so far."""
+    def _periods_of(self, cursor: JsonObject) -> list[Period]:
+        """Of all patterns that the read has had so far. Older cursors of several do not have where each was in force."""
         stored = cursor.get("pattern", self._plan.pattern)
         try:
-            return [None if each is None else stored_text(each) for each in (stored if isinstance(stored, list) else [stored])]
+            patterns = [
+                None if each is None else stored_text(each) for each in (stored if isinstance(stored, list) else [stored])
+            ]
+            if "places" not in cursor:
+                return [*map(Period, patterns)]
+            return [Period.restored(*each) for each in zip(patterns, cursor["places"], strict=True)]
         except (TypeError, ValueError) as error:
             raise StateError(f"the pattern in a cursor of files cannot be read: {error!r}") from error
 
@@ -170,13 +176,15 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
             if new:
                 self._remembered.end, self._remembered.left = max(map(key_of, new)), len(new)
         self._check_left(new)
-        if self._plan.pattern not in self._patterns:
-            self._patterns.append(self._plan.pattern)
+        if self._plan.pattern != self._periods[-1].pattern:
+            end = self._name, self._remembered.newest
+            self._periods = [replace(period, end=period.end or end) for period in self._periods]
+            self._periods.append(Period(self._plan.pattern, (self._name, self._remembered.horizon)))
         self._waiting.extend(new)
 
     def _check_pattern(self, listed: list[FoundFile]) -> None:
         """Raise StateError where files that were left out are selected now, and would not be read."""
-        if self._plan.pattern in self._patterns:
+        if self._plan.pattern == self._periods[-1].pattern:
             return
         for file in self._left_out(listed):
             if file.path <= self._name or self._remembered.finding(key_of(file)) is FileStatus.BEHIND:
@@ -190,13 +198,14 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
         return [file for file in found if self._newest is None or key_of(file) <= self._newest]
 
     def _was_selected(self, file: FoundFile) -> bool:
-        return any(is_selected(file.path, pattern) for pattern in self._patterns)
+        """By a pattern that was in force where the file is."""
+        place = (file.path, NEVER) if self._plan.order == "name" else ("", key_of(file))
+        return any(is_selected(file.path, period.pattern) for period in self._periods if period.has(place))
 
     def _refused(self, file: FoundFile) -> StateError:
-        patterns = " and ".join(map(repr, self._patterns))
         return StateError(
-            f"{self._plan.path}: the checkpoint is of a read with pattern={patterns}, which has left out {shown(file.path)}: "
-            "keep that pattern, move the file away, or start with a new checkpoint"
+            f"{self._plan.path}: the checkpoint is of a read with pattern={self._periods[-1].pattern!r}, which has left out "
+            f"{shown(file.path)}: keep that pattern, move the file away, or start with a new checkpoint"
         )
 
     def _check_left(self, new: list[FoundFile]) -> None:
@@ -272,10 +281,11 @@ class FileDiscovery(IncrementalDiscovery[FileSplit]):
     def _stored(self) -> JsonObject:
         found, schema = self._remembered.stored(), self._plan.pinned_schema
         stored = {"version": _VERSION, "path": self._plan.path, "name": self._name, "schema": schema, "found": found}
-        patterns = list(self._patterns)
+        patterns = [period.pattern for period in self._periods]
+        places = {"places": [period.stored() for period in self._periods]} if len(patterns) > 1 else {}
         newest = {} if self._newest is None else {"newest": list(self._newest)}
         read = {} if self._newest_read_ms == NEVER[0] else {"newest_read_ms": self._newest_read_ms}
-        return stored | {"pattern": patterns if len(patterns) > 1 else patterns[0]} | newest | read
+        return stored | {"pattern": patterns if len(patterns) > 1 else patterns[0]} | places | newest | read
 
     def _count(self, file: FoundFile) -> int:
         parts = -(-file.size // self._plan.split_bytes)

@@ -298,6 +298,35 @@ def test_what_was_left_out_while_watching_is_refused_also_behind_a_bounded_read(
 
 
 @pytest.mark.parametrize("order", ["time", "name"])
+@pytest.mark.parametrize("last", ["[AB]*", None])
+def test_what_was_left_out_under_one_of_several_patterns_is_refused_by_the_others(tmp_path, order, last):
+    """Regression: a pattern that was in force again left out silently what had come under the one between."""
+    given = {"order": order, "max_file_age_s": 50}
+    write(tmp_path / "A1", NOW_S - 300)
+    _, cursor = found(source_of(tmp_path, pattern="[AB]*", **given))
+    for name, age_s in (("A2", 200), ("B3", 0)):
+        write(tmp_path / name, NOW_S - age_s)
+    added, cursor = found(source_of(tmp_path, pattern="B*", **given), cursor)
+    assert [split.path for split in added] == ["B3"]
+    wide, cursor = source_of(tmp_path, pattern=last, **given), json.loads(json.dumps(cursor))
+    with pytest.raises(StateError, match=r"a read with pattern='B\*', which has left out A2: keep that pattern"):
+        found(wide, cursor)
+    del cursor["places"]  # as an earlier version has it
+    assert found(wide, cursor)[0] == []
+
+
+@pytest.mark.parametrize("order", ["time", "name"])
+def test_what_was_read_under_one_of_several_patterns_is_not_refused_by_the_others(tmp_path, order):
+    """By time the first has left out what the second reads: it is newer than what is forgotten."""
+    cursor = None
+    for name, pattern, later_s in (("a1", "a*", 100), ("b2", None, 0), ("c3", "[ac]*", 900), ("d4", None, 900)):
+        write(tmp_path / "b2", NOW_S)
+        write(tmp_path / name, NOW_S + later_s)
+        added, cursor = found(source_of(tmp_path, pattern=pattern, order=order, max_file_age_s=150), cursor)
+        assert [split.path for split in added] == [name]
+
+
+@pytest.mark.parametrize("order", ["time", "name"])
 def test_files_that_were_left_out_and_are_still_to_come_are_read_with_a_wider_pattern(tmp_path, order):
     """Regression: the read was refused. Continued from there by any of its patterns it is not refused either."""
     for number, name in enumerate(("a1", "b2", "c3")):
