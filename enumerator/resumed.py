@@ -151,8 +151,9 @@ class ResumedStagedDiscovery(StagedDiscovery[SplitT]):
 
 def resumed_discovery(source: Source[SplitT], checkpoint: Checkpoint[SplitT]) -> SplitDiscovery[SplitT]:
     """The source's discovery for an engine that starts where this checkpoint is. Raises StateError for one of another kind."""
+    checkpoint = _staged(source, checkpoint)
     if checkpoint.stage is not None:
-        return ResumedStagedDiscovery(source, _staged(source, checkpoint))
+        return ResumedStagedDiscovery(source, checkpoint)
     if checkpoint.cursor is not None:
         return ResumedIncrementalDiscovery(source, checkpoint)
     return ResumedLogDiscovery(source, checkpoint) if isinstance(source, LogSource) else ResumedDiscovery(source, checkpoint)
@@ -192,12 +193,21 @@ def _staged(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint
     """These positions by the stages that there are now. Raises StateError for an end that is none now, without a cursor."""
     found = _followed(source, positions)
     is_endless = source.boundedness is Boundedness.UNBOUNDED
-    if found.stage is not None and found.cursor is None and found.exhausted and is_endless:
+    if found.cursor is None and found.exhausted and is_endless and _had_end(source, found):
         raise StateError(
             f"the checkpoint is of a job whose source {source.name!r} had an end, and now it has none: nothing behind that end "
             "would be read. Give the source that end again, or start without this checkpoint"
         )
     return found
+
+
+def _had_end(source: Source[SplitT], positions: Checkpoint[SplitT]) -> bool:
+    """All splits of a source without an end may be found, too, if they have none; and a log continues without its stops."""
+    if positions.stage is not None:
+        return True
+    if isinstance(source, LogSource):
+        return False
+    return source.finite_splits or any(state.finished for state in positions.splits)
 
 
 def resumed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
@@ -227,7 +237,7 @@ def selected(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoin
     the last one is followed by those that the source has behind it now. A source without an end continues behind the cursor of
     one that had an end; a log continues without its stops, or gets stops if it had none, for which it is contacted. Stops that
     there are stay as they are. Raises what the source reports about splits that it does not tolerate to be left out, and
-    StateError for a source of stages that had an end.
+    StateError for another source, without a cursor, that had an end.
     """
     found = _selected(source, positions)
     if found.exhausted:

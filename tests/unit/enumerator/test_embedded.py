@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator, Source
-from headrace.enumerator.checkpoint import Checkpoint
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.events import SPLITS_AT_ONCE
-from headrace.enumerator.resumed import selected
-from headrace.enumerator.source import Stage
+from headrace.enumerator.ledger import SplitState
+from headrace.enumerator.resumed import resumed_discovery, selected
+from headrace.enumerator.source import Boundedness, DiscoveryResult, SplitDiscovery, Stage
 from headrace.errors import AuthenticationError, DataLossError, DeadlineExceededError, RetriableError, StateError, UsageError
-from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryPieces, MemoryReader, MemorySource
+from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryPieces, MemoryReader, MemorySource, MemorySplit
 from tests.helpers.driving import log_of
 
 BOTH = pytest.mark.parametrize("assignment", [EagerEnumerator, LazyEnumerator])
@@ -498,6 +499,54 @@ def test_a_source_of_stages_that_had_an_end_and_has_none_now_is_refused():
     with pytest.raises(StateError, match="had an end, and now it has none"):
         selected(MemorySource(log_of(a="1")), ended)
     assert selected(MemorySource(log_of(a="1"), bounded=True), ended) == ended
+
+
+class Whole(MemoryPieces):
+    """Its discovery has no cursor."""
+
+    def create_discovery(self):
+        return WholeDiscovery(self)
+
+
+class Endless(Whole):
+    """Its splits have no end, so all of them may be found."""
+
+    finite_splits = False
+
+    def create_discovery(self):
+        return WholeDiscovery(self, complete=True)
+
+
+class WholeDiscovery(SplitDiscovery):
+    def __init__(self, source: Whole, *, complete: bool = False) -> None:
+        self.log, self.complete = source.log, complete or source.boundedness is Boundedness.BOUNDED
+
+    def initial(self):
+        return self.later({})
+
+    def later(self, known):
+        added = [MemorySplit(each, 0, self.log.end(each)) for each in self.log.split_ids() if each not in known]
+        return DiscoveryResult(added, complete=self.complete)
+
+
+@pytest.mark.parametrize("kind", [Whole, Endless])
+def test_a_source_without_cursor_or_log_that_had_an_end_and_has_none_now_is_refused(kind):
+    """Regression: the run ended at once, and well; and a job that started at the savepoint read its splits again."""
+    log = log_of(a="12")
+    with run_of(Whole(log, bounded=True)) as run:
+        assert read(run) == "12"
+        ended = run.checkpoint()
+    endless = kind(log)
+    with pytest.raises(StateError, match="had an end, and now it has none"):
+        run_of(endless, checkpoint=ended)
+    saved = CheckpointSerializer(endless.name, endless.split_serializer).deserialize(ended)
+    with pytest.raises(StateError, match="had an end, and now it has none"):
+        resumed_discovery(endless, saved)
+
+
+def test_a_source_all_splits_of_which_are_found_and_have_no_end_continues():
+    found = Checkpoint(7, (SplitState(MemorySplit("a", 1), finished=False),), exhausted=True)
+    assert selected(Endless(log_of(a="12")), found) == found
 
 
 def test_a_log_that_had_an_end_continues_without_it_and_the_other_way_round():
