@@ -90,6 +90,10 @@ class ChangesDiscovery(StagedDiscovery[ChangesSplit]):
         self._check_kind(stage)
         return Stage(stage.number + 1, LOG, start_of_log(splits), in_pieces=False, is_found=False)
 
+    def later(self, known: Mapping[str, ChangesSplit]) -> DiscoveryResult[ChangesSplit]:
+        """Of the only stage, where this is a stage of a `Hybrid`. Raises ProtocolViolationError where there are two."""
+        return super().later(known) if self._source.snapshot == "initial" else self.at(None).later(known)
+
     def _check_kind(self, stage: Stage) -> None:
         """Raise StateError if the checkpoint's job had another one: which rows are read was decided at its start."""
         of_rows, of_log = "initial" if stage.needs_ends else "only", "initial" if stage.number else "never"

@@ -32,6 +32,7 @@ from headrace.postgresql import ChangesSource, table_rows
 from headrace.runners.metrics import METRICS
 from headrace.runners.spark.split_stream import SplitPlanner, SplitRead
 from headrace.runners.spark.split_tasks import TaskLimits
+from headrace.sources import Hybrid
 from headrace.testing.servers.databases import Database
 from tests.helpers.databases import drop_slots, psql
 from tests.helpers.table_copy import Copy
@@ -1508,6 +1509,20 @@ def test_another_kind_of_snapshot_does_not_continue_a_checkpoint(url: str, now: 
         EmbeddedRun(source_of(url, snapshot=now), clock=time.monotonic, checkpoint=state_of_chunks) as run,
     ):
         read_some(run, 1 if now == "never" else 3001)
+
+
+def test_changes_alone_continue_behind_another_source(url: str) -> None:
+    """Regression: the job failed at each start: the discovery of a `Hybrid` asked it for no stage."""
+    rows = source_of(url, snapshot="only")
+    source = Hybrid(rows, then=ChangesSource(url, tables=[TABLE], publication="orders", slot=SLOT + "_log", snapshot="never"))
+    with EmbeddedRun(source, clock=time.monotonic) as run:
+        read_some(run, 3000)
+        run.poll(0.1)
+        state = run.checkpoint()
+        run.checkpoint_completed()
+    psql(url, "UPDATE public.orders SET value = 'new' WHERE id = 1")
+    with EmbeddedRun(source, clock=time.monotonic, checkpoint=state) as run:
+        assert [row["value"] for row in read_some(run, 1)] == ["new"]
 
 
 def test_a_log_that_was_read_without_rows_is_not_continued_with_them(url: str) -> None:

@@ -16,7 +16,7 @@ from headrace.connectors.postgresql.types import PgColumn, PgTable, PgType
 from headrace.connectors.postgresql.visible import Moment, Visible
 from headrace.delta import DeltaSink
 from headrace.enumerator.checkpoint import Checkpoint
-from headrace.enumerator.errors import StateError, UsageError
+from headrace.enumerator.errors import ProtocolViolationError, StateError, UsageError
 from headrace.enumerator.resumed import selected
 from headrace.enumerator.source import Stage
 from headrace.postgresql import ChangesSource
@@ -132,3 +132,10 @@ def test_a_checkpoint_in_a_snapshot_is_not_continued_with_another_kind(now: str)
     assert not positions.exhausted
     with pytest.raises(StateError, match=f"of a job with snapshot='initial', and its source has snapshot='{now}' now"):
         source.create_discovery().at(positions.stage)
+
+
+def test_a_source_of_one_stage_is_looked_at_without_it_and_no_other_is() -> None:
+    """Regression: as one of a `Hybrid` it failed at each restart."""
+    assert source_of(snapshot="only").create_discovery().later({}).complete
+    with pytest.raises(ProtocolViolationError, match="continues in a stage"):
+        source_of().create_discovery().later({})
