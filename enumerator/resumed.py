@@ -201,6 +201,12 @@ def _staged(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint
     return found
 
 
+def restaged(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
+    """These positions by the stages and the end that the source has now. Raises StateError as `selected`."""
+    found = _staged(source, positions)
+    return found if found.cursor is None else replace(found, exhausted=_is_over(source, found))
+
+
 def _had_end(source: Source[SplitT], positions: Checkpoint[SplitT]) -> bool:
     """All splits of a source without an end may be found, too, if they have none; and a log continues without its stops."""
     if positions.stage is not None:
@@ -246,10 +252,8 @@ def selected(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoin
 
 
 def _selected(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
-    positions = _staged(source, positions)
+    positions = restaged(source, positions)
     is_bounded = source.boundedness is Boundedness.BOUNDED
-    if positions.cursor is not None:
-        positions = replace(positions, exhausted=_is_over(source, positions))
     left_out = [state.split for state in positions.splits if not source.selects(state.split)]
     if left_out:
         source.on_splits_missing(left_out)

@@ -19,7 +19,7 @@ from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.enumerator import EagerEnumerator, SplitEnumerator, create_enumerator, restore_enumerator
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.resumed import resumed_discovery
+from headrace.enumerator.resumed import restaged, resumed_discovery
 from headrace.enumerator.source import Boundedness, Source, SplitDiscovery, Stage
 from headrace.enumerator.source_driver import SourceDriver
 from headrace.enumerator.split import SplitT
@@ -184,7 +184,7 @@ class EnumerateBounded(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvide
         now_s, now = time.monotonic(), Timestamp.now()
         enumeration = self._format.decode(tracker.current_restriction())
         if self._due(enumeration, now_s):
-            found = look(enumeration, self._driver)
+            found = look(self._restaged(enumeration), self._driver)
             if found.failure is None:
                 self._worker.pauses.after_success()
             else:
@@ -201,6 +201,13 @@ class EnumerateBounded(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvide
                 return
         watermark.advance(now - IDLE_LAG)
         tracker.defer_remainder(pause(self._pause_s(time.monotonic())))
+
+    def _restaged(self, enumeration: Enumeration[Any]) -> Enumeration[Any]:
+        """A restored one may be of other stages."""
+        match enumeration:
+            case Enumerated(checkpoint):
+                return Enumerated(restaged(self._source, checkpoint))
+        return enumeration
 
     def _without_gone(self, found: Look[Any]) -> Checkpoint[Any]:
         """The ledger without splits that can never come back, or that the source selects no more.

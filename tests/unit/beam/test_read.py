@@ -268,6 +268,20 @@ def test_a_bounded_source_leaves_nothing_to_enumerate(opened):
     assert enumerate_stage.process(enumerate_stage.begin(BEGIN)).residuals == []
 
 
+@pytest.mark.parametrize("last", [MemorySource, MemoryPieces])
+def test_a_restored_job_ends_with_its_last_stage_where_one_behind_it_was_taken_away(last):
+    """Regression: it failed at each start, looking for the stage that is gone."""
+    first, third = (MemorySource(log_of(a="1"), bounded=True) for _ in range(2))
+    second = last(log_of(b="2"), bounded=True)
+    with closing_all() as opened:
+        enumerate_stage = opened(stages(Hybrid(first, then=[second, third]))[0])
+        (work,) = enumerate_stage.process(enumerate_stage.begin(Element(b""))).residuals
+        (work,) = enumerate_stage.process(work).residuals
+    with closing_all() as opened:
+        ended = opened(stages(Hybrid(first, then=second))[0]).process(work)
+    assert (ended.outputs, ended.residuals) == ([], [])
+
+
 def test_an_unbounded_source_is_asked_again_after_the_interval(opened):
     enumerate_stage = opened(stages(MemorySource(log_of(a="12")), discovery_interval_s=2.0)[0])
     assert enumerate_stage.process(enumerate_stage.begin(BEGIN)).delay_s == pytest.approx(2.0, abs=0.5)
