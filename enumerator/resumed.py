@@ -48,13 +48,14 @@ class ResumedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
             return DiscoveryResult(list(left.values()), complete=True, stage=stage)
         finished = [state.split for state in self._checkpoint.splits if state.finished]
         earlier = [split for split in finished if stage is not None and is_before(split, stage)]
-        if len(finished) > len(earlier):
-            split = next(split for split in finished if split not in earlier)
-            raise UsageError(f"source {self._source.name!r} cannot start there: {split.split_id} was read to its end")
+        ended = [split for split in finished if split not in earlier]
+        is_found = stage is not None and stage.is_found
+        if ended and not (is_found and isinstance(_source_of(self._source, stage), LogSource)):
+            raise UsageError(f"source {self._source.name!r} cannot start there: {ended[0].split_id} was read to its end")
         if earlier:
             self._source.splits_finished(earlier)
-        if stage is not None and stage.is_found:
-            return DiscoveryResult(list(left.values()), stage=stage)
+        if is_found:  # the end of a log is that of all its splits
+            return DiscoveryResult([*left.values(), *ended], stage=stage)
         found = self._discovery.later_or_raise(left)
         return DiscoveryResult([*left.values(), *found.added], found.missing, found.complete, stage=found.stage)
 
@@ -169,9 +170,12 @@ def _tell_final(source: Source[SplitT], positions: Checkpoint[SplitT]) -> None:
     if positions.cursor is None:
         source.on_positions_final(None, [state.split for state in positions.splits])
         return
-    stage = positions.stage
-    asked = source.source_of(stage.number, stage.end) if stage is not None and isinstance(source, StagedSource) else source
-    asked.on_positions_final(positions.cursor, ())
+    _source_of(source, positions.stage).on_positions_final(positions.cursor, ())
+
+
+def _source_of(source: Source[SplitT], stage: Stage | None) -> Source[SplitT]:
+    """That of the stage, if there are stages."""
+    return source.source_of(stage.number, stage.end) if stage is not None and isinstance(source, StagedSource) else source
 
 
 def _followed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:

@@ -404,8 +404,10 @@ def test_files_that_were_ahead_of_a_stage_that_is_taken_away_may_be_watched(tmp_
         assert not run.finished
 
 
-def test_a_job_that_starts_at_a_savepoint_reads_the_stage_that_is_added():
-    first, second, third = bounded(log_of(a="12")), pieces(log_of(b="34")), bounded(log_of(c="56"))
+@pytest.mark.parametrize("last", [pieces, bounded])
+def test_a_job_that_starts_at_a_savepoint_reads_the_stage_that_is_added(last):
+    """Regression: a stage of logs was refused, as what was read to its end."""
+    first, second, third = bounded(log_of(a="12")), last(log_of(b="34")), bounded(log_of(c="56"))
     short, long = Hybrid(first, then=second), Hybrid(first, then=[second, third])
     with run_of(short) as run:
         assert read(run) == "1234"
@@ -413,9 +415,31 @@ def test_a_job_that_starts_at_a_savepoint_reads_the_stage_that_is_added():
     discovery = resumed_discovery(long, saved)
     assert isinstance(discovery, StagedDiscovery)
     answer = discovery.initial()
-    assert (answer.complete, answer.stage.is_found, answer.added) == (False, True, [])
-    following = discovery.following(answer.stage, answer.cursor, ())
+    assert (answer.complete, answer.stage.is_found) == (False, True)
+    at_stop = [] if last is pieces else [MemorySplit("b", 2, 2)]
+    assert [each.split for each in answer.added] == at_stop
+    following = discovery.following(answer.stage, answer.cursor, answer.added)
     assert [each.split_id for each in discovery.at(following).initial().added] == ["2:c"]
+
+
+def test_a_job_that_starts_at_a_savepoint_reads_the_rest_of_a_stage_of_logs():
+    """Regression: it was refused once one of them was read to its end, as if that could be found again."""
+    first = bounded(log_of(a="12", b="3456"))
+    ends = []
+
+    def then(end):
+        ends.append(end.splits)
+        return bounded(log_of(c="78"))
+
+    source = Hybrid(first, then=then, boundedness=Boundedness.BOUNDED)
+    with run_of(source) as run:
+        assert read(run, 1) == "12"
+        saved = CheckpointSerializer(source.name, source.split_serializer).deserialize(checkpointed(run))
+    discovery = resumed_discovery(source, saved)
+    answer = discovery.initial()
+    assert [each.split for each in answer.added] == [MemorySplit("b", 0, 4), MemorySplit("a", 2, 2)]
+    assert discovery.following(answer.stage, None, answer.added).number == 1
+    assert {(each["id"], each["stop"]) for each in ends[-1]} == {("a", 2), ("b", 4)}
 
 
 @pytest.mark.parametrize("behind", [0, 1])
