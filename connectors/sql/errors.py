@@ -83,6 +83,16 @@ def code_of(error: BaseException) -> str | int | None:
     return None if state is None else str(state)
 
 
+_BETWEEN_ROWS = {"23503", "23505", "23P01", 1062, 1169, 1216, 1217, 1451, 1452, 1586, 1761, 1762}
+_BETWEEN_ROWS_OF_SQLITE = tuple(f"SQLITE_CONSTRAINT_{kind}" for kind in ("FOREIGNKEY", "PRIMARYKEY", "ROWID", "UNIQUE"))
+
+
+def is_between_rows(error: BaseException) -> bool:
+    """Whether a row is refused because of others: by a unique key, a foreign key, or an exclusion constraint."""
+    name = getattr(_driver_error(error), "sqlite_errorname", None)
+    return code_of(error) in _BETWEEN_ROWS or name in _BETWEEN_ROWS_OF_SQLITE
+
+
 def text_of(error: BaseException) -> str:
     """What the server or the driver says, without the statement and its parameters."""
     error = _driver_error(error)

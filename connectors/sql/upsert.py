@@ -30,6 +30,7 @@ from headrace.connectors.base.nested import plain_rows
 from headrace.connectors.base.sink import Attempt, Outcome
 from headrace.connectors.sql.arrow import Field, Kind, check_finite, normalised_columns, python_rows, text_rows
 from headrace.connectors.sql.commits import COMMITS, create_tables
+from headrace.connectors.sql.errors import is_between_rows
 from headrace.connectors.sql.handles import SqlHandle, list_key
 from headrace.connectors.sql.mysql import BulkInsert
 from headrace.connectors.sql.order import ties_rows
@@ -166,7 +167,7 @@ class UpsertTransaction(RowTransaction):
         try:
             change(rows, deleted)
         except (IntegrityError, self._engine.dialect.loaded_dbapi.IntegrityError) as error:
-            if not self._is_in_transaction():  # ended by SQLite's RAISE(ROLLBACK), with all that came before
+            if not is_between_rows(error) or not self._is_in_transaction():  # which SQLite's RAISE(ROLLBACK) ends
                 raise
             savepoint.rollback()  # after nothing else: a deadlock of MariaDB ends the savepoint, too
             return error
