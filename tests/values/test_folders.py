@@ -31,6 +31,7 @@ pytest.importorskip("pyspark")
 from headrace.connectors.base.counters import COUNTERS, Counted
 from headrace.enumerator import EmbeddedRun
 from headrace.enumerator.errors import CorruptDataError, DataLossError, HeadraceError, StateError, UsageError
+from headrace.runners.spark.reports import REPORTS_VARIABLE
 from tests.helpers.spark_in_turn import OnSpark, in_turn
 from tests.values.budget import explore, find
 from tests.values.bugs import folders as bugs
@@ -477,6 +478,12 @@ def settings_of(error: StateError) -> tuple[str, ...]:
         "had no end": ("watch",),
     }
     return next((names for text, names in causes.items() if text in str(error)), ())
+
+
+@pytest.fixture(autouse=True)
+def no_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of Spark's in the same process have the variable set, and a report takes the counts away."""
+    monkeypatch.delenv(REPORTS_VARIABLE, raising=False)
 
 
 def check(plan: Plan) -> None:
