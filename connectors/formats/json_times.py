@@ -119,14 +119,17 @@ def _timestamps(
 
 
 def _zoned(texts: pa.Array, unit: str) -> pa.Array:
-    """In UTC. Arrow takes no seconds of a zone."""
+    """In UTC, as `_cast` has it. Arrow takes no seconds of a zone."""
     kind, found = pa.timestamp(unit, "UTC"), pc.extract_regex(texts, _SECONDS)
     if found.null_count == len(found):
         return _cast(texts, kind)
     times = _cast(pc.if_else(found.is_valid(), pc.utf8_slice_codeunits(texts, 0, -3), texts), kind)
     seconds = pc.cast(pc.struct_field(found, "seconds"), pa.int64())
     ahead = pc.if_else(pc.equal(pc.struct_field(found, "sign"), "-"), pc.negate(seconds), seconds)
-    return pc.subtract(times, pc.fill_null(ahead, 0).cast(pa.duration("s")).cast(pa.duration(unit)))
+    ahead = pc.fill_null(ahead, 0)
+    moved = pc.subtract(times, ahead.cast(pa.duration("s")).cast(pa.duration(unit)))
+    has_turned = pc.not_equal(pc.less(moved, times), pc.greater(ahead, 0))
+    return pc.if_else(has_turned, None, moved)
 
 
 def _cast(texts: pa.Array, kind: pa.TimestampType) -> pa.Array:

@@ -10,7 +10,8 @@ from pyspark.sql.types import StructType
 
 from headrace.connectors.postgresql.source import ChangesSource
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.bounded import BoundedReader, held_schema, pickled, spark_types
+from headrace.runners.spark.bounded import BoundedReader, pickled
+from headrace.runners.spark.column_types import held_schema, spark_types
 from headrace.runners.spark.pipeline import stream_reader
 from headrace.spark.any_stream import SPLIT_LIMITS, stream_read
 from headrace.spark.options import Option, OptionTable, checkpoint_location, integer, names, one_of, text, verbatim

@@ -20,7 +20,8 @@ from headrace.connectors.files.read.source import FileSource, FormatName
 from headrace.connectors.files.store import as_given
 from headrace.enumerator.errors import UsageError
 from headrace.runners.restarts import duration_s
-from headrace.runners.spark.bounded import BoundedReader, held_schema, pickled, spark_types
+from headrace.runners.spark.bounded import BoundedReader, pickled
+from headrace.runners.spark.column_types import held_schema, spark_types
 from headrace.runners.spark.split_readers import SplitStreamReader
 from headrace.runners.spark.split_stream import SplitRead
 from headrace.spark.arrow_types import arrow_schema

@@ -20,7 +20,7 @@ from headrace.connectors.files.formats import FileFormat
 from headrace.connectors.files.sink import FileSink, FileTransaction
 from headrace.connectors.files.store import as_given
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.bounded import has_nanoseconds, in_microseconds
+from headrace.runners.spark.column_types import has_nanoseconds, in_microseconds
 from headrace.spark.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, choice, json_object, sink_write, text
 
 

@@ -23,7 +23,7 @@ from headrace.connectors.formats.registry.schemas import RegisteredSchema, Schem
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, quoted_part
 from headrace.connectors.kafka.read.typed import BadRecords
 from headrace.enumerator.errors import StateError, UsageError
-from headrace.runners.spark.bounded import in_microseconds
+from headrace.runners.spark.column_types import in_microseconds
 from headrace.spark.arrow_types import arrow_type
 from headrace.spark.time_zone import session_time_zone
 
@@ -78,6 +78,10 @@ class TypedFormat(ValueFormat):
     def arrow_type(self) -> pa.DataType:
         return self._type
 
+    @functools.cached_property
+    def _cut(self) -> pa.DataType:
+        return in_microseconds(self.inner.arrow_type)
+
     @property
     def reads_headers(self) -> bool:
         return self.inner.reads_headers
@@ -87,8 +91,8 @@ class TypedFormat(ValueFormat):
 
     def decode_records(self, values: pa.Array, headers: pa.Array | None) -> DecodedValues:
         decoded, bad = self.inner.decode_records(values, headers)
-        if (cut := in_microseconds(decoded.type)) != decoded.type:  # else Spark keeps digits that its `time` does not have
-            decoded = pc.cast(decoded, options=pc.CastOptions(cut, allow_time_truncate=True))
+        if decoded.type != self._cut:  # else Spark keeps digits that its `time` does not have
+            decoded = pc.cast(decoded, options=pc.CastOptions(self._cut, allow_time_truncate=True))
         if decoded.type == self._type:
             return DecodedValues(decoded, bad)
         unfit: list[int] = []

@@ -17,25 +17,20 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, TimeType
+from pyspark.sql.types import StructType
 
-from headrace.connectors.base.nested import cast_nested, with_types
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import Boundedness, Source, StagedSource, check_needs_no_ends, check_needs_no_finished
+from headrace.runners.spark.column_types import held_schema, spark_rows, spark_types
 from headrace.runners.spark.planning import packed, told_parallelism
 from headrace.runners.spark.private import active
-from headrace.runners.spark.readers import SplitsPartition, spark_schema
+from headrace.runners.spark.readers import SplitsPartition
 from headrace.runners.spark.tasks import read_splits
-from headrace.runners.spark.version import HAS_NANOSECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 STALL_S = 600.0
-_NANOSECONDS = 9
-_TIMES = {0: pa.time32("s"), 3: pa.time32("ms"), 6: pa.time64("us"), _NANOSECONDS: pa.time64("ns")}
-"""By the most digits that they hold."""
 
 
 def read_source(spark: SparkSession, source: Source[Any]) -> DataFrame:
@@ -87,97 +82,6 @@ def register_once(spark: SparkSession, made: type[DataSource]) -> str:
     return made.name()
 
 
-def spark_types(source: Source[Any]) -> StructType:
-    """The source's columns as Spark has them. Raises UsageError, which names the column, for a type that Spark has not."""
-    for field in source.schema:
-        try:
-            (held,) = to_arrow_schema(spark_schema(pa.schema([field])), timezone="UTC")  # which refuses too many digits
-            _check_scales(held.type)
-        except Exception as error:  # PySpark has several kinds for it, some without a text
-            raise UsageError(f"column {field.name!r} of source {source.name!r}: Spark has no type for {field.type}") from error
-    schema = spark_schema(source.schema)
-    if not HAS_NANOSECONDS:
-        return schema
-    pairs = zip(schema, source.schema.types, strict=True)
-    return StructType([_field_of(field, _with_nanoseconds(field.dataType, arrow)) for field, arrow in pairs])
-
-
-def _check_scales(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
-        raise ValueError(kind)
-    return with_types(kind, _check_scales)
-
-
-def _with_nanoseconds(kind: DataType, arrow: pa.DataType) -> DataType:
-    """The type as PySpark makes it of Arrow's, with all digits of times: PySpark names six of them, and Spark keeps nine."""
-    if pa.types.is_dictionary(arrow):
-        return _with_nanoseconds(kind, arrow.value_type)
-    match kind:
-        case StructType():
-            pairs = zip(kind, arrow, strict=True)
-            return StructType([_field_of(field, _with_nanoseconds(field.dataType, inner.type)) for field, inner in pairs])
-        case ArrayType():
-            return ArrayType(_with_nanoseconds(kind.elementType, arrow.value_type), kind.containsNull)
-        case MapType():
-            key, item = _with_nanoseconds(kind.keyType, arrow.key_type), _with_nanoseconds(kind.valueType, arrow.item_type)
-            return MapType(key, item, kind.valueContainsNull)
-    return TimeType(_NANOSECONDS) if arrow == pa.time64("ns") else kind
-
-
-def _field_of(field: StructField, kind: DataType) -> StructField:
-    return StructField(field.name, kind, field.nullable, field.metadata)
-
-
-def held_schema(schema: StructType) -> pa.Schema:
-    """Arrow's types that hold what these columns do, and no more: PySpark makes nanoseconds of a `time` of any precision."""
-    columns = zip(schema, to_arrow_schema(schema, timezone="UTC"), strict=True)
-    return pa.schema([arrow.with_type(_held(field.dataType, arrow.type, field.name)) for field, arrow in columns])
-
-
-def _held(kind: DataType, arrow: pa.DataType, column: str) -> pa.DataType:
-    match kind:
-        case TimeType():
-            if kind.precision not in _TIMES:
-                others = " or ".join(f"time({digits})" for digits in _TIMES)
-                raise UsageError(f"column {column!r}: Spark would keep more digits in time({kind.precision}): read {others}")
-            return _TIMES[kind.precision]
-        case StructType():
-            pairs = zip(kind, arrow, strict=True)
-            return pa.struct([inner.with_type(_held(field.dataType, inner.type, column)) for field, inner in pairs])
-        case ArrayType():
-            return pa.list_(arrow.value_field.with_type(_held(kind.elementType, arrow.value_type, column)))
-        case MapType():
-            key, item = _held(kind.keyType, arrow.key_type, column), _held(kind.valueType, arrow.item_type, column)
-            return pa.map_(arrow.key_field.with_type(key), arrow.item_field.with_type(item))
-    return arrow
-
-
-def _time_of(kind: DataType) -> pa.DataType:
-    """What holds its times of a day."""
-    digits = max(map(int, re.findall(r"TimeType\((\d)\)", repr(kind))), default=0)
-    return next(time for most, time in _TIMES.items() if digits <= most)
-
-
-def has_nanoseconds(kind: DataType) -> bool:
-    """Whether a time in it has more digits than microseconds."""
-    return bool(_time_of(kind) == pa.time64("ns"))
-
-
-def in_microseconds(kind: pa.DataType) -> pa.DataType:
-    """With microseconds in its times of a day, at any depth."""
-    return _with_times(kind, pa.time64("us"))
-
-
-def _with_times(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
-    return time if pa.types.is_time(kind) else with_types(kind, functools.partial(_with_times, time=time))
-
-
-def spark_rows(batch: pa.RecordBatch, held: pa.Schema) -> pa.RecordBatch:
-    """The batch as Spark takes it, by a `held_schema`. Raises UsageError for a value that its column cannot hold."""
-    taken = pa.schema([field.with_type(_with_times(field.type, pa.time64("ns"))) for field in held])
-    return converted(converted(batch, held), taken)
-
-
 def pickled(value: object) -> bytes:
     """By PySpark's own copy of cloudpickle: what is in the user's `__main__`, and lambdas, travel by value."""
     return cast("bytes", cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
@@ -187,19 +91,6 @@ def pickled(value: object) -> bytes:
 def loaded(data: bytes) -> Any:  # noqa: ANN401 - what was pickled
     """Once in a process, so that what is kept by sink (connections, a driver's fence) is found for the next batch."""
     return cloudpickle.loads(data)
-
-
-def converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with this schema. Raises UsageError for a value that it cannot hold."""
-    if batch.schema.equals(schema):
-        return batch
-    try:
-        for place, field in enumerate(schema if batch.schema.names == schema.names else ()):
-            if pa.types.is_nested(field.type) and batch.column(place).type != field.type:
-                batch = batch.set_column(place, field.name, cast_nested(batch.column(place), field.type))
-        return batch.cast(schema)
-    except (ValueError, pa.ArrowNotImplementedError) as error:  # ValueError: also of nulls where the schema has none
-        raise UsageError(f"Spark cannot hold what the source gives: {error}") from error
 
 
 class PickledFormat(DataSource):
@@ -253,5 +144,4 @@ class BoundedReader(DataSourceReader):
         if not isinstance(partition, SplitsPartition):
             return  # Spark's stand-in for an empty list of partitions
         source: Source[Any] = loaded(self._source)
-        for batch in read_splits(source, partition.splits, source.schema.names, STALL_S):
-            yield spark_rows(batch, self._schema)
+        yield from spark_rows(read_splits(source, partition.splits, source.schema.names, STALL_S), self._schema)

@@ -17,17 +17,8 @@ from pyspark.sql.types import StructType
 
 from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.bounded import (
-    PickledFormat,
-    advised,
-    converted,
-    held_schema,
-    loaded,
-    pickled,
-    register_once,
-    spark_rows,
-    spark_types,
-)
+from headrace.runners.spark.bounded import PickledFormat, advised, loaded, pickled, register_once
+from headrace.runners.spark.column_types import converted, held_schema, spark_rows, spark_types
 from headrace.runners.spark.driver_id import driver_id_of
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.offset_log import OffsetLog
@@ -155,9 +146,7 @@ class PipelineReader(StreamReader[Any]):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task. Worker process. Raises UsageError for a value that Spark would cut."""
-        held = held_schema(spark_types(self._job.source))
-        for batch in super().read(partition):
-            yield spark_rows(batch, held)
+        yield from spark_rows(super().read(partition), held_schema(spark_types(self._job.source)))
 
 
 class PipelineSinkFormat(PickledFormat):

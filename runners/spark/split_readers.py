@@ -13,7 +13,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
 from headrace.enumerator.split import SplitT
-from headrace.runners.spark.bounded import loaded, pickled, spark_rows
+from headrace.runners.spark.bounded import loaded, pickled
+from headrace.runners.spark.column_types import spark_rows
 from headrace.runners.spark.planning import told_parallelism
 from headrace.runners.spark.readers import offset_of, text_of
 from headrace.runners.spark.reports import QUERY_ID, report
@@ -83,8 +84,7 @@ class SplitStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Gen
             return  # Spark's stand-in for an empty list of partitions
         context = TaskContext.get()
         try:
-            for batch in self._batches(partition.task):
-                yield spark_rows(batch, self._schema)
+            yield from spark_rows(self._batches(partition.task), self._schema)
         finally:
             report(None if context is None else context.getLocalProperty(QUERY_ID))
 

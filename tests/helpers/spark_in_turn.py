@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 
 from headrace.connectors.files.read import reader
 from headrace.enumerator import events
-from headrace.runners.spark.bounded import spark_types
+from headrace.runners.spark.column_types import spark_types
 from headrace.runners.spark.pipeline import stream_reader
 from headrace.spark.any_stream import stream_read
 

@@ -138,3 +138,11 @@ def test_zones_have_seconds_as_before_they_had_whole_minutes():
     shown = ["0001-01-01 04:56:02.000000Z", "1899-12-31 18:06:32.500000Z", "2020-01-01 00:00:00.000000Z"]
     found = JsonFormat(UTC).decode(pa.array([json.dumps(text) for text in texts]))
     assert found.values.cast(pa.string()).to_pylist() == shown
+
+
+def test_a_time_that_its_zones_seconds_take_beyond_64_bits_is_bad():
+    """Regression: it turned to the other end of time."""
+    at_end, fits = "2262-04-11T23:47:16.854775807-00:00:30", "2262-04-11T23:46:16.854775807-00:00:30"
+    found = JsonFormat(pa.timestamp("ns", "UTC")).decode(pa.array([json.dumps(at_end), json.dumps(fits)]))
+    assert found.values.cast(pa.int64()).to_pylist() == [None, 2**63 - 1 - 30 * 10**9]
+    assert [bad.row for bad in found.bad] == [0]

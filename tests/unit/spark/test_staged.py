@@ -21,7 +21,7 @@ from headrace.enumerator.source import (
     SplitDiscovery,
     StagedSource,
 )
-from headrace.runners.spark.bounded import spark_types
+from headrace.runners.spark.column_types import spark_types
 from headrace.runners.spark.pipeline import stream_reader
 from headrace.runners.spark.split_stream import SplitRead
 from headrace.runners.spark.staged import StagedRead, StagedStreamReader
