@@ -70,17 +70,14 @@ class SqlSink(TableSink, EpochRecord, WriterCommit, LeftoverCleanup):
         RetriableError when it cannot be reached.
         """
         check_job(attempt.job)
-        database, gid = self._database, ""
-
-        def start(connection: Connection) -> None:
-            nonlocal gid
+        database = self._database
+        with self._session(f"beginning to write to {shown(self.url)}") as (engine, connection):
             create_tables(connection)
             destination = destination_of(connection, self.table, product_of(self.url))
             gid = new_gid(place_digest(*database.place(connection), destination), attempt)
             connection.commit()
             database.start(connection, gid)
-
-        with self._session(f"beginning to write to {shown(self.url)}", start) as (engine, connection, table):
+            table = self._read_table(connection)
             return SqlTransaction(engine, connection, table, database.writer(connection, table, gid), attempt, gid)
 
     def committer(self, job: str) -> SqlCommitter:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
 
 import pyarrow as pa
 from sqlalchemy.engine import Connection, Engine
@@ -22,14 +21,6 @@ from headrace.connectors.sql.rows import end_session
 from headrace.connectors.sql.table import Table, check_durable, check_visible, fields_of, read_table, split_name
 from headrace.connectors.sql.url import driver_engine, file_of, product_of, shown, task_engine
 from headrace.enumerator.errors import ProtocolViolationError
-
-
-class TableSession(NamedTuple):
-    """A session in which a table was looked at, and found fit to be written."""
-
-    engine: Engine
-    connection: Connection
-    table: Table
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,9 +69,9 @@ class TableSink(TwoPhaseSink[SqlHandle]):
 
     def check_rows(self, schema: pa.Schema) -> None:
         """Connect, and raise UsageError unless rows of this schema could be written; every task finds out for itself, too."""
-        with self._session(f"looking at {shown(self.url)}") as session:
-            self._fields_of(session.table, schema)
-            end_session(session.engine, session.connection)
+        with self._session(f"looking at {shown(self.url)}") as (engine, connection):
+            self._fields_of(self._read_table(connection), schema)
+            end_session(engine, connection)
 
     @abstractmethod
     def _check_table(self, connection: Connection, table: Table) -> None:
@@ -90,22 +81,22 @@ class TableSink(TwoPhaseSink[SqlHandle]):
         """The columns that are written of such rows. Raises UsageError for rows that do not fit the table, or this sink."""
         return fields_of(table, schema)
 
-    @contextmanager
-    def _session(self, doing: str, start: Callable[[Connection], None] = lambda _: None) -> Iterator[TableSession]:
-        """A session for one task, which stays open unless the context ends by an exception.
+    def _read_table(self, connection: Connection) -> Table:
+        """The table, which the transaction that is under way locks. Raises UsageError for one that is not written to."""
+        table = read_table(connection, self.table, product_of(self.url))
+        self._check_table(connection, table)
+        check_durable(connection, table)
+        check_visible(connection, table)
+        return table
 
-        In it a transaction has locked the table. `start` is called before that, and may end transactions.
-        """
+    @contextmanager
+    def _session(self, doing: str) -> Iterator[tuple[Engine, Connection]]:
+        """A session for one task, which stays open unless the context ends by an exception."""
         engine = task_engine(self.url, self.lock_timeout_s)
         with translated(engine, doing):
             connection = engine.connect()
             try:
-                start(connection)
-                table = read_table(connection, self.table, product_of(self.url))
-                self._check_table(connection, table)
-                check_durable(connection, table)
-                check_visible(connection, table)
-                yield TableSession(engine, connection, table)
+                yield engine, connection
             except BaseException:
                 end_session(engine, connection)
                 raise

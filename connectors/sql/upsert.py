@@ -88,8 +88,9 @@ class UpsertSink(TableSink, EpochRecord):
     def begin(self, attempt: Attempt) -> UpsertTransaction:
         """Connect and look at the table. Raises as `SqlSink.begin`, and UsageError when it has no such unique key."""
         check_job(attempt.job)
-        with self._session(f"beginning to write to {shown(self.url)}", create_tables) as (engine, connection, table):
-            return UpsertTransaction(engine, connection, table, self, attempt)
+        with self._session(f"beginning to write to {shown(self.url)}") as (engine, connection):
+            create_tables(connection)
+            return UpsertTransaction(engine, connection, self._read_table(connection), self, attempt)
 
     def committer(self, job: str) -> UpsertCommitter:
         """The one that records this job's epochs; connects when it is first used. Close it."""
