@@ -399,23 +399,29 @@ class _IcebergFile(TableFile):
 
     def check_removable(self) -> None:
         """The library needs the columns of the partitioning that the file has."""
-        schema = self._table.schema()
-        for at, part in enumerate(self._table.specs()[self.task.file.spec_id].fields):
-            if schema.find_column_name(part.source_id) is None:
-                raise UsageError(
-                    f"headrace cannot replace rows of the file {self.task.file.file_path!r}: the column of its former "
-                    f"partition {part.name!r} is gone, which PyIceberg needs. Let another engine write the file again"
-                )
-            if isinstance(part.transform, VoidTransform) and self.task.file.partition[at] is not None:
-                raise UsageError(
-                    f"headrace cannot replace rows of the file {self.task.file.file_path!r}: its void partition {part.name!r} "
-                    "has a value, by which PyIceberg does not find it: let another engine write the file again"
-                )
-            if _is_void_of_required(part, schema):
-                raise UsageError(
-                    f"headrace cannot replace rows of the file {self.task.file.file_path!r}: its partition {part.name!r} is "
-                    "void of a column that must not be null, which PyIceberg does not write: let the column be null"
-                )
+        schema, file = self._table.schema(), self.task.file
+        for at, part in enumerate(self._table.specs()[file.spec_id].fields):
+            if why := _not_removable(part, schema, file.partition[at]):
+                raise UsageError(f"headrace cannot replace rows of the file {file.file_path!r}: {why}")
+
+
+def _not_removable(part: PartitionField, schema: Schema, value: object) -> str | None:
+    if schema.find_column_name(part.source_id) is None:
+        return (
+            f"the column of its former partition {part.name!r} is gone, which PyIceberg needs. Let another engine write the "
+            "file again"
+        )
+    if isinstance(part.transform, VoidTransform) and value is not None:
+        return (
+            f"its void partition {part.name!r} has a value, by which PyIceberg does not find it: let another engine write the "
+            "file again"
+        )
+    if _is_void_of_required(part, schema):
+        return (
+            f"its partition {part.name!r} is void of a column that must not be null, which PyIceberg does not write: let the "
+            "column be null"
+        )
+    return None
 
 
 def _is_void_of_required(part: PartitionField, schema: Schema) -> bool:

@@ -6,11 +6,13 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 MINUTES = float(os.environ.get("HEADRACE_VALUES_MINUTES", "0"))
@@ -53,6 +55,21 @@ def find(search: Search, examples: int) -> None:
         report_multiple_bugs=False,
     )
     _run(search, short)
+
+
+def by_number(check: Callable[[int], None]) -> Callable[[], None]:
+    """A search whose examples are each made of a number."""
+    return given(st.integers(0, 2**32 - 1))(check)
+
+
+@contextmanager
+def noted(story: Callable[[], str]) -> Iterator[None]:
+    """What was searched is in the error."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(story())
+        raise
 
 
 def _run(search: Search, chosen: settings) -> None:

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import pytest
 
 from tests.values.budget import MINUTES
+
+if TYPE_CHECKING:
+    from benchmarks.tables_soak import Reader
+
+
+@pytest.fixture(scope="module")
+def duckdb() -> Iterator[Reader]:
+    from benchmarks.tables_soak import Reader
+
+    reader = Reader()
+    reader.query("SET TimeZone = 'UTC'", "delta", "")
+    yield reader
+    reader.close()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks

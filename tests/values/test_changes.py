@@ -13,14 +13,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytest.importorskip("psycopg", reason="needs headrace[sql]")
 
@@ -31,7 +29,7 @@ from headrace.enumerator import EmbeddedRun
 from headrace.enumerator.errors import HeadraceError
 from headrace.postgresql import ChangesSource, table_rows
 from tests.helpers.databases import drop_slots, logical_postgresql, psql
-from tests.values.budget import explore, find
+from tests.values.budget import by_number, explore, find, noted
 from tests.values.bugs import changes as bugs
 
 COUNTS: Counter[str] = Counter()
@@ -552,18 +550,12 @@ def is_same(ours: Any, value: str | None) -> bool:
 
 
 def check(url: str, plan: Plan) -> None:
-    history = History(url, plan)
-    try:
+    with closing(History(url, plan)) as history, noted(lambda: repr(plan)):
         history.play()
-    except AssertionError as error:
-        error.add_note(repr(plan))
-        raise
-    finally:
-        history.close()
 
 
 def tables(url: str) -> Callable[[], None]:
-    return given(st.integers(0, 2**32 - 1))(lambda number: check(url, plan_of(number)))
+    return by_number(lambda number: check(url, plan_of(number)))
 
 
 def test_a_short_run_of_changes(url):

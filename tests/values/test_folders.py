@@ -22,8 +22,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytest.importorskip("fastavro", reason="needs headrace[avro]")
 pytest.importorskip("pyspark")
@@ -33,7 +31,7 @@ from headrace.enumerator import EmbeddedRun
 from headrace.enumerator.errors import CorruptDataError, DataLossError, HeadraceError, StateError, UsageError
 from headrace.runners.spark.reports import REPORTS_VARIABLE
 from tests.helpers.spark_in_turn import OnSpark, in_turn
-from tests.values.budget import explore, find
+from tests.values.budget import by_number, explore, find, noted
 from tests.values.bugs import folders as bugs
 from tests.values.folders import ROWS, START_MS, Job, Plan, Version, cells, changed_files, plan_of, source_of, written
 
@@ -490,18 +488,15 @@ def check(plan: Plan) -> None:
     root = Path(tempfile.mkdtemp(prefix="headrace-folders-"))
     history = History(plan, root)
     try:
-        with in_turn():
+        with noted(lambda: f"plan_of({plan.number}): {plan}\n{history.jobs}\n{history.refusals}"), in_turn():
             history.play()
-    except Exception as error:
-        error.add_note(f"plan_of({plan.number}): {plan}\n{history.jobs}\n{history.refusals}")
-        raise
     finally:
         history.stop()
         shutil.rmtree(root)
 
 
 def folders() -> Callable[[], None]:
-    return given(st.integers(0, 2**32 - 1))(lambda number: check(plan_of(number)))
+    return by_number(lambda number: check(plan_of(number)))
 
 
 def test_a_short_run_of_folders():

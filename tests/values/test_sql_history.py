@@ -19,8 +19,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
@@ -34,7 +32,7 @@ from headrace.enumerator.errors import HeadraceError
 from headrace.sql import SqlSink, UpsertSink
 from tests.helpers.databases import mariadb, postgresql
 from tests.helpers.sql_rig import Crash
-from tests.values.budget import explore, find
+from tests.values.budget import by_number, explore, find, noted
 from tests.values.bugs import sql_history as bugs
 from tests.values.sql_mirror import ROLE, START, Pair, Stopped, key_of
 from tests.values.sql_plans import LITE, MY, PG, Epoch, Plan, Row, Step, plan_of
@@ -384,18 +382,12 @@ def prepare_postgresql(url: str) -> None:
 
 
 def check(server: Server, plan: Plan) -> None:
-    history = History(server, plan)
-    try:
+    with closing(History(server, plan)) as history, noted(lambda: repr(plan)):
         history.play()
-    except AssertionError as error:
-        error.add_note(repr(plan))
-        raise
-    finally:
-        history.close()
 
 
 def tables(server: Server, product: str) -> Callable[[], None]:
-    return given(st.integers(0, 2**32 - 1))(lambda number: check(server, plan_of(product, number)))
+    return by_number(lambda number: check(server, plan_of(product, number)))
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
@@ -409,7 +401,7 @@ def test_a_table_is_as_by_plain_statements(servers, product):
     explore(lambda: tables(server, product), TABLES, f"sql history: {product}", COUNTS)
 
 
-@pytest.mark.parametrize(("product", "bug"), bugs.OF_TABLE_HISTORIES)
+@pytest.mark.parametrize(("product", "bug"), bugs.OF_SQL_HISTORY)
 def test_a_bug_of_sql_history_is_found(servers, product, bug):
     with bug(), pytest.raises(AssertionError):
         find(tables(servers(product), product), TABLES)

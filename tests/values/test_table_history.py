@@ -8,7 +8,7 @@ A number makes the whole history, as it is the seed of all choices.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from decimal import Decimal
 from pathlib import Path
@@ -35,7 +35,7 @@ from headrace.connectors.tables.log import OutdatedError
 from headrace.enumerator.errors import HeadraceError
 from tests.helpers.iceberg_rig import iceberg_table
 from tests.helpers.table_rig import JOB, KilledError, driver
-from tests.values.budget import explore, find
+from tests.values.budget import explore, find, noted
 from tests.values.bugs import table_history as bugs
 from tests.values.table_tools import ALTERING, NAMES, TYPES, Others, OthersOfDelta, OthersOfIceberg, Row, Rows
 from tests.values.test_tables import quoted, sql_of, table_of
@@ -53,14 +53,6 @@ KEYS: tuple[tuple[pa.DataType, Callable[[int], Any]], ...] = (
     (pa.decimal128(9, 2), lambda number: Decimal(number * 25).scaleb(-2)),
 )
 WIDER = ((pa.int64(), pa.int32()), (pa.float64(), pa.float32()), (pa.decimal128(12, 2), pa.decimal128(9, 2)))
-
-
-@pytest.fixture(scope="module")
-def duckdb() -> Iterator[Reader]:
-    reader = Reader()
-    reader.query("SET TimeZone = 'UTC'", "delta", "")
-    yield reader
-    reader.close()
 
 
 def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
@@ -437,12 +429,8 @@ def of_type(value: Any, kind: pa.DataType) -> Any:
 
 def check(duckdb: Reader, kind: str, number: int) -> None:
     history = History(duckdb, kind, number)
-    try:
-        with suppress(RefusedForGood):
-            history.play()
-    except Exception as error:
-        error.add_note("\n".join([f"{kind} {number}", *history.story]))
-        raise
+    with noted(lambda: "\n".join([f"{kind} {number}", *history.story])), suppress(RefusedForGood):
+        history.play()
 
 
 def searched(duckdb: Reader) -> Callable[[], None]:

@@ -65,14 +65,6 @@ OF_ICEBERG = {
 }
 
 
-@pytest.fixture(scope="module")
-def duckdb() -> Iterator[Reader]:
-    reader = Reader()
-    reader.query("SET TimeZone = 'UTC'", "delta", "")
-    yield reader
-    reader.close()
-
-
 @contextmanager
 def table_of(kind: str, **options: Any) -> Iterator[tuple[DeltaSink | IcebergSink, str]]:
     if kind == "delta":

@@ -43,7 +43,7 @@ def a_recovery_aborts_what_is_recorded() -> AbstractContextManager[Any]:
     return patch.object(sink.SqlCommitter, "clean_up", all_of_it)
 
 
-OF_TABLE_HISTORIES: tuple[tuple[str, Injected], ...] = (
+OF_SQL_HISTORY: tuple[tuple[str, Injected], ...] = (
     ("mariadb", the_table_is_looked_at_once),
     ("mariadb", a_recovery_finds_no_list),
     ("postgresql", a_recovery_aborts_what_is_recorded),
