@@ -77,7 +77,7 @@ class SqlSink(TableSink, EpochRecord, WriterCommit, LeftoverCleanup):
             gid = new_gid(place_digest(*database.place(connection), destination), attempt)
             connection.commit()
             database.start(connection, gid)
-            table = self._read_table(connection)
+            table = self._locked_table(connection)
             return SqlTransaction(engine, connection, table, database.writer(connection, table, gid), attempt, gid)
 
     def committer(self, job: str) -> SqlCommitter:

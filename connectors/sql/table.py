@@ -96,15 +96,9 @@ def place_of(connection: Connection, name: str) -> dict[str, str | None]:
 
 
 def read_table(connection: Connection, name: str, product: Product) -> Table:
-    """Ask the database for a table, which is not altered until the transaction ends (but in SQLite).
-
-    Raises UsageError when there is none of this name.
-    """
+    """Ask the database for a table. Raises UsageError when there is none of this name."""
     schema, table = split_name(name)
-    destination = destination_of(connection, name, product)
-    quote = connection.dialect.identifier_preparer.quote
-    written = ".".join(quote(part) for part in (schema, table) if part is not None)
-    _hold(connection, written, product)
+    destination, written = destination_of(connection, name, product), _written(connection, name)
     inspector = inspect(connection)
     found = inspector.get_columns(table, schema=schema)
     place = place_of(connection, name)
@@ -139,14 +133,24 @@ WITH RECURSIVE parts AS (
 _OF_VIEWS = (1136, 1471)  # of MariaDB: what is wrong with a view is found later
 
 
-def _hold(connection: Connection, written: str, product: Product) -> None:
-    """Lock the table as an insert would: a column that is made narrower before the first row would round or cut silently.
+def _written(connection: Connection, name: str) -> str:
+    """A table's name as statements have it."""
+    quote = connection.dialect.identifier_preparer.quote
+    return ".".join(quote(part) for part in split_name(name) if part is not None)
 
-    PREPARE and EXPLAIN need no other right than INSERT, and call no trigger. PREPARE does not even plan: EXPLAIN does, which in
-    PostgreSQL looks at the functions of defaults, that rows may give values for, and evaluates those that are immutable.
+
+def lock_table(connection: Connection, name: str, product: Product) -> None:
+    """Lock the table as an insert would, until the transaction ends (but in SQLite), so that it is not altered.
+
+    A column that is made narrower before the first row would round or cut silently. Raises UsageError when there is none of
+    this name. PREPARE and EXPLAIN need no other right than INSERT, and call no trigger. PREPARE does not even plan: EXPLAIN
+    does, which in PostgreSQL looks at the functions of defaults, that rows may give values for, and evaluates those that are
+    immutable.
     """
     if product is Product.SQLITE:
         return
+    destination_of(connection, name, product)  # which raises
+    written = _written(connection, name)
     if product is Product.POSTGRESQL:
         connection.exec_driver_sql(f"PREPARE headrace_lock AS INSERT INTO {written} DEFAULT VALUES")
         connection.exec_driver_sql("DEALLOCATE headrace_lock")

@@ -18,7 +18,7 @@ from headrace.connectors.sql.commits import CommitStore
 from headrace.connectors.sql.errors import translated
 from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer
 from headrace.connectors.sql.rows import end_session
-from headrace.connectors.sql.table import Table, check_durable, check_visible, fields_of, read_table, split_name
+from headrace.connectors.sql.table import Table, check_durable, check_visible, fields_of, lock_table, read_table, split_name
 from headrace.connectors.sql.url import driver_engine, file_of, product_of, shown, task_engine
 from headrace.enumerator.errors import ProtocolViolationError
 
@@ -81,8 +81,16 @@ class TableSink(TwoPhaseSink[SqlHandle]):
         """The columns that are written of such rows. Raises UsageError for rows that do not fit the table, or this sink."""
         return fields_of(table, schema)
 
+    def _locked_table(self, connection: Connection) -> Table:
+        """The table, which is not altered until the transaction that is under way ends."""
+        lock_table(connection, self.table, product_of(self.url))
+        return self._read_table(connection)
+
     def _read_table(self, connection: Connection) -> Table:
-        """The table, which the transaction that is under way locks. Raises UsageError for one that is not written to."""
+        """The table. Raises UsageError for one that cannot be written to.
+
+        Waits for no lock: an ALTER may wait for what the job has prepared, which its recovery ends.
+        """
         table = read_table(connection, self.table, product_of(self.url))
         self._check_table(connection, table)
         check_durable(connection, table)

@@ -90,7 +90,7 @@ class UpsertSink(TableSink, EpochRecord):
         check_job(attempt.job)
         with self._session(f"beginning to write to {shown(self.url)}") as (engine, connection):
             create_tables(connection)
-            return UpsertTransaction(engine, connection, self._read_table(connection), self, attempt)
+            return UpsertTransaction(engine, connection, self._locked_table(connection), self, attempt)
 
     def committer(self, job: str) -> UpsertCommitter:
         """The one that records this job's epochs; connects when it is first used. Close it."""

@@ -3,6 +3,7 @@
 import re
 from contextlib import closing
 from decimal import Decimal
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,8 @@ from headrace.connectors.base.sink import Attempt
 from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.upsert import UpsertSink
 from headrace.enumerator.errors import UsageError
-from tests.helpers.sql_rig import SqlRig
+from tests.helpers.sql_rig import SqlRig, prepare
+from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -81,6 +83,25 @@ POSTGRESQL = [
     ("timestamp(0)[]", pa.array([[1]], pa.list_(pa.timestamp("us"))), None), ("text", pa.array([["a"]]), None),
     ("timestamptz[]", pa.array([[1]], pa.list_(pa.timestamp("us"))), None),
 ]  # fmt: skip
+
+
+def test_a_table_that_is_being_altered_is_looked_at_at_a_start(server):
+    """Regression: the alteration waits for what a dead job has prepared, and the job's start waited for the alteration."""
+    rig = SqlRig(server("postgresql").url)
+    rig.create("id BIGINT, name TEXT")
+    sink = SqlSink(rig.url, rig.table, lock_timeout_s=1.0)
+    handle = prepare(sink, Attempt("q", 0, 0, 0), [1])
+    alters = Thread(target=rig.execute, args=(f"ALTER TABLE {rig.table} ADD more INT",))
+    alters.start()
+    eventually(
+        lambda: rig.execute("SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'") == [(1,)]
+    )
+    with closing(sink.committer("q")) as committer:
+        sink.check_rows(pa.schema({"id": pa.int64()}))
+        committer.fence()
+        committer.end(handle)
+    alters.join()
+    assert rig.ids() == [1]
 
 
 def test_a_default_that_no_row_needs_is_not_evaluated(server):
