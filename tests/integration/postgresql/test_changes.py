@@ -1785,6 +1785,18 @@ def test_a_column_that_is_renamed_where_one_is_dropped_in_mid_snapshot_is_refuse
         read_on()
 
 
+def test_names_that_chunks_are_read_by_are_kept_once(url: str) -> None:
+    """Regression: each chunk behind a dropped column had them, and a checkpoint was twenty times as large."""
+    psql(url, "ALTER TABLE public.orders ADD more text")
+    with EmbeddedRun(source_of(url, chunk_rows=100), clock=time.monotonic) as run:
+        read_some(run, 100)
+        state = run.checkpoint()
+    psql(url, "ALTER TABLE public.orders DROP more")
+    with EmbeddedRun(source_of(url, chunk_rows=100), clock=time.monotonic, checkpoint=state) as run:
+        read_some(run, 2000)
+        assert run.checkpoint().count(b'"names"') == 2
+
+
 def test_odd_names_and_values_are_read_as_they_are(url: str) -> None:
     """Names with quotes, dots, percent signs and capitals; keys that are compared by a collation."""
     values = ["", "a", "B", "ä", "a b", 'q"uote', "back\\slash", "tab\t", "new\nline", "\u202eright", "NULL", "\\.", "%s"]
